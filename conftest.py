@@ -155,9 +155,10 @@ def tiny_run(session_folder, tiny_config) -> Path:
     """A run directory, trained for 48 updates and never disturbed. Tests that write to it copy it."""
 
     def train(folder: Path) -> None:
+        from flaxformer_mt.evaluation.run_report.page import report_training
         from flaxformer_mt.training.loop import fit
 
-        fit(tiny_config, folder)
+        fit(tiny_config, folder, draw_report=report_training)
 
     return make_once(session_folder / "tiny_run", train)
 

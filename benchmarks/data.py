@@ -40,11 +40,12 @@ from flaxformer_mt.data.batching import plan_epoch
 from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.loader import train_batches
 from flaxformer_mt.data.token_store import TokenStore
+from flaxformer_mt.data.tokenization import Drawing
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.training.optimizers import make_hyperparameters
 from flaxformer_mt.training.state import init_state
-from flaxformer_mt.training.update import make_train_step
+from flaxformer_mt.training.update import UpdateConfig, make_train_step
 from flaxformer_mt.vocab import Vocabs
 
 REQUIRED_RATIO = 30
@@ -110,7 +111,7 @@ def make_stores(pairs: int, root: Path, *, vocabulary: int) -> EpochStores:
     """Make the token store of `pairs` random pairs; write it to `root` if absent there."""
     vocab: Any = MadeUpVocab(vocabulary)
     made_up: Any = MadeUpPairs(pairs)
-    return EpochStores(made_up, Vocabs(vocab, vocab, joint=True), root, 0.0, 0)
+    return EpochStores(made_up, Vocabs(vocab, vocab, joint=True), root, Drawing(0.0, 0))
 
 
 def count_tokens(batch: BatchArray) -> int:
@@ -195,7 +196,7 @@ def measure_training(config: Config, stores: EpochStores, *, vocabulary: int, up
     parallel = make_parallel(config, devices=jax.devices()[:1])
     sizes = {"source_size": vocabulary, "target_size": vocabulary}
     model = make_model(config.model, **sizes, platform=parallel.platform)
-    step = parallel.compile(make_train_step(model, config, parallel), donate=(0,))
+    step = parallel.compile(make_train_step(model, UpdateConfig.of(config), parallel), donate=(0,))
     state = init_state(init_params(model, jax.random.key(0)), config.optim)
     numbers = make_hyperparameters(config)
     rates = []

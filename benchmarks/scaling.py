@@ -41,7 +41,7 @@ from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.optimizers import make_hyperparameters
 from flaxformer_mt.training.state import TrainState, init_state
-from flaxformer_mt.training.update import make_train_step
+from flaxformer_mt.training.update import UpdateConfig, make_train_step
 
 AXES = ("width", "depth", "remat", "batch", "devices")
 
@@ -148,7 +148,7 @@ def measure(case: Case, *, seconds: float = 3.0) -> dict[str, Any]:
     init = time.perf_counter() - start
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     batch = jax.block_until_ready(parallel.put(make_full_batch(case)))
-    step = parallel.compile(make_train_step(model, config, parallel), donate=(0,))
+    step = parallel.compile(make_train_step(model, UpdateConfig.of(config), parallel), donate=(0,))
     compiled, times = None, []
     if hasattr(step, "lower"):
         start = time.perf_counter()

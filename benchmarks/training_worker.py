@@ -69,14 +69,14 @@ def make_ours(
     from flaxformer_mt.training.compile_ahead import find_unpadded_sizes, fitting_sizes
     from flaxformer_mt.training.optimizers import make_hyperparameters
     from flaxformer_mt.training.state import init_state
-    from flaxformer_mt.training.update import make_train_step
+    from flaxformer_mt.training.update import UpdateConfig, make_train_step
 
     parallel = make_parallel(config)
     model = make_model(
         config.model, source_size=vocabulary, target_size=vocabulary, platform=parallel.platform
     )
     numbers = parallel.place(make_hyperparameters(config))
-    step = parallel.compile(make_train_step(model, config, parallel), donate=(0,))
+    step = parallel.compile(make_train_step(model, UpdateConfig.of(config), parallel), donate=(0,))
     params = init_params(model, jax.random.key(config.seed))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
     held = {"state": parallel.place(init_state(params, config.optim))}

@@ -28,7 +28,7 @@ MOMENTS = {
     "a checkpoint published": ("flaxformer_mt.runs.checkpoints.atomic_folder.publish_folder",),
     "an old checkpoint removed": ("flaxformer_mt.runs.checkpoints.atomic_folder.remove_folder",),
     "the average": ("flaxformer_mt.runs.checkpoints.Checkpoints.average",),
-    "the report": ("flaxformer_mt.training.loop.write_report",),
+    "the report": ("flaxformer_mt.runs.run_directory.write_report",),
 }
 # Those before the network is made, in the order of a run.
 OF_PREPARATION = ("the cache", "cleaning", "the vocabulary", "the run's config", "the token store")

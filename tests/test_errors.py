@@ -132,7 +132,7 @@ def test_a_python_without_the_packages_gets_one_line(tmp_path):
         # -S -E: without site-packages, as the system's Python
         done = run(f"{sys.executable} -S -E {name}", ROOT)
         assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-        assert done.stderr.startswith(f"error: this Python lacks the package jax ({sys.executable}); ")
+        assert done.stderr.startswith(f"error: this Python lacks the package numpy ({sys.executable}); ")
         assert f"{sys.executable} -m pip install -r {ROOT}/requirements.txt" in done.stderr
         done = run(f"{sys.executable} -S -E {name} --help", ROOT)
         assert done.returncode == 0 and "--config.train.steps=INT" in done.stdout, "help needs no package"

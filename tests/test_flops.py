@@ -11,7 +11,7 @@ from flaxformer_mt.config import Config, DataConfig, ModelConfig, TrainConfig
 from flaxformer_mt.flops import Work, padded_work, peak_flops, real_work, training_flops
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.training.optimizers import make_hyperparameters
-from flaxformer_mt.training.update import make_gradient_step
+from flaxformer_mt.training.update import UpdateConfig, make_gradient_step
 
 # All sizes differ, so that none can stand in for another.
 MODEL = ModelConfig(
@@ -25,7 +25,7 @@ def traced_flops(config: Config) -> int:
     model = make_model(config.model, source_size=VOCABULARY, target_size=VOCABULARY)
     params = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
     number = jax.ShapeDtypeStruct((), np.int32)
-    step = make_gradient_step(model, config)
+    step = make_gradient_step(model, UpdateConfig.of(config))
     return count_product_flops(
         jax.make_jaxpr(step)(params, make_hyperparameters(config), number, longest_batch(config)).jaxpr
     )

@@ -25,12 +25,13 @@ API = {
     "Training": ("training.loop.fit", "training.report.TrainingReport"),
     "Translation": (
         "translation.translator.Translator[load,translate,translate_stream,with_search,warm_up,engine]",
+        "translation.translator.TranslationOptions",
         "config.load_options.LoadOptions",
         "translation.result.Translation",
         "translation.result.Annotations",
         "translation.glossary.Glossary[read,load,make,find]",
         "translation.requests.Request",
-        "translation.requests.Engine[submit,cancel,step]",
+        "translation.engine.Engine[submit,cancel,step]",
     ),
     "Scoring and language models": (
         "translation.scorer.Scorer[load,score,score_stream,score_tokens]",
@@ -40,6 +41,7 @@ API = {
     ),
     "Evaluation": (
         "evaluation.evaluate.evaluate_run",
+        "evaluation.evaluate.EvaluationOptions",
         "evaluation.evaluate.EvaluationResult",
         "evaluation.comparison.ResamplingOptions",
         "scoring.metrics.define_scorer",

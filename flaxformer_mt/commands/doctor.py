@@ -57,7 +57,10 @@ EXTRAS = {
     "languages": ("language identification", ("fasttext-predict",)),
     "wandb": ("records of training with Weights & Biases", ("wandb",)),
     "mlflow": ("records of training with MLflow", ("mlflow",)),
-    "serve": ("the server", ("starlette", "uvicorn")),
+    "serve": (
+        "the server",
+        ("starlette", "uvicorn", "pydantic", "python-multipart", "prometheus-client", "turbohtml"),
+    ),
     "tfds-build": ("building TFDS data such as wmt14_translate", ("tensorflow-cpu", "importlib_resources")),
     "docs": (
         "the documentation site and its notebook",

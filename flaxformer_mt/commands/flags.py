@@ -131,31 +131,25 @@ def parse_flags(
         if not refuse_removed_flag(flag, ",".join(by_flag[flag])):
             _refuse_unknown(flag, list(known), kind)
         del by_flag[flag]
-    required = [f"--{field.name}" for field in dataclasses.fields(kind) if is_required(field)]
-    whole = {flag: by_flag.pop(flag) for flag in find_marks(kind, str, "--") if flag in by_flag}
+    with_commas = {flag: by_flag.pop(flag) for flag in find_marks(kind, str, "--") if flag in by_flag}
     texts = _take_checkpoint(
         {flag: _join_values(flag, items, known) for flag, items in by_flag.items()}, known
     )
-    for flag in ("--config", "--run", "--init", *required):
-        if flag in texts and not texts[flag].strip(" ,"):
-            raise UserError(f"{flag} has no value; give {flag}=VALUE")
-    for flag in [flag for flag, items in whole.items() if not items]:
-        raise UserError(f"{flag} has no value; give {flag}=VALUE")
-    values: dict[str, Any] = {flag[2:]: tuple(items) for flag, items in whole.items()}
-    description = kind.__doc__ or ""
+    required = [f"--{field.name}" for field in dataclasses.fields(kind) if is_required(field)]
+    empty = [
+        flag for flag in ("--config", "--run", "--init", *required) if not texts.get(flag, "x").strip(" ,")
+    ]
+    empty += [flag for flag, items in with_commas.items() if not "".join(items).strip(" ,")]
+    if empty:
+        raise UserError(f"{empty[0]} has no value; give {empty[0]}=VALUE")
+    values: dict[str, Any] = {flag[2:]: tuple(items) for flag, items in with_commas.items()}
     if takes_config(kind):
-        config_name, run, init = (texts.get(flag) for flag in ("--config", "--run", "--init"))
-        if init and not run:
-            raise UserError(f"--init={init} starts another run; give its directory as --run=DIR")
-        base = open_copy(split_checkpoint(init)[0]) if init else None
-        config, run_dir = choose_config(config_name, run and str(open_copy(run)), base)
-        values |= {"config": config, "run": run_dir}  # the run is opened, the config yet to be changed
-        description += _CONFIG_HELP.format(recipes=", ".join(list_recipes()))
+        values |= _choose_config(texts)
     if topic is not None:
         text = format_help(
             kind,
             usage=" ".join([prog, *(f"[{word.upper()}]" for word in words), "[FLAGS]"]),
-            description=description,
+            description=_describe(kind),
             examples={f"{prog} {line}": text for line, text in examples.items()},
             topic="".join(topic),
             default=kind(**values) if values else None,
@@ -167,7 +161,29 @@ def parse_flags(
         raise UserError(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} required; see --help"
         )
-    changes = {}
+    return _make_options(kind, texts, values, known)
+
+
+def _describe(kind: type) -> str:
+    recipes = _CONFIG_HELP.format(recipes=", ".join(list_recipes())) if takes_config(kind) else ""
+    return (kind.__doc__ or "") + recipes
+
+
+def _choose_config(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the config that the flags name, whose fields are yet to be changed, and the run."""
+    name, run, init = (texts.get(flag) for flag in ("--config", "--run", "--init"))
+    if init and not run:
+        raise UserError(f"--init={init} starts another run; give its directory as --run=DIR")
+    base = open_copy(split_checkpoint(init)[0]) if init else None
+    config, run_dir = choose_config(name, run and str(open_copy(run)), base)
+    return {"config": config, "run": run_dir}
+
+
+def _make_options(
+    kind: type, texts: Mapping[str, str], values: Mapping[str, Any], known: Mapping[str, Any]
+) -> Any:
+    """Make the options of `values`, of which the config takes the changes by `texts`, and of `texts`."""
+    fields, changes = dict(values), {}
     for flag, text in texts.items():
         name, _, field = flag.removeprefix("--").partition(".")
         refuse_removed_flag(flag, text)
@@ -175,11 +191,11 @@ def parse_flags(
         value = _read_stages(text) if of_stages else read_value(text, known[flag], flag, from_text=True)
         if field:
             changes[field] = value
-        elif name not in values:
-            values[name] = expand_path(name, value) if isinstance(value, Path) else value
+        elif name not in fields:
+            fields[name] = expand_path(name, value) if isinstance(value, Path) else value
     if changes:
-        values["config"] = replace_fields(values["config"], changes, "--config")
-    options = kind(**values)
+        fields["config"] = replace_fields(fields["config"], changes, "--config")
+    options = kind(**fields)
     # The config has more than bounds to be checked, by `validate`.
     wrong = [line for name, line in find_wrong_values(options, "--") if not name.startswith("--config.")]
     if wrong:

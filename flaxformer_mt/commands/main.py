@@ -5,27 +5,28 @@ modules are imported when the command runs, so that `--help` is fast.
 """
 
 import contextlib
-import dataclasses
 import errno
 import functools
+import itertools
 import logging
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from json import dumps
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
 
 import flaxformer_mt
 from flaxformer_mt.commands import options as command_options
+from flaxformer_mt.commands.align import align_training_pairs
 from flaxformer_mt.commands.doctor import doctor, summarize_doctor
+from flaxformer_mt.commands.evaluate import evaluate, summarize_scores
+from flaxformer_mt.commands.export import export, import_model
 from flaxformer_mt.commands.flags import parse_flags, run_locally, take_log_level, takes_config
 from flaxformer_mt.commands.make_corpus import backtranslate, distil
-from flaxformer_mt.commands.options import read_glossary, read_languages
+from flaxformer_mt.commands.options import WITH_COMMAS
 from flaxformer_mt.commands.score import score_file
 from flaxformer_mt.commands.server.serve import serve
 from flaxformer_mt.commands.terminal_tables import (
@@ -33,37 +34,23 @@ from flaxformer_mt.commands.terminal_tables import (
     summarize_preparation,
     summarize_values,
 )
-from flaxformer_mt.commands.translate import choose_loading, choose_search, translate_file
+from flaxformer_mt.commands.train import prepare, train
+from flaxformer_mt.commands.translate import choose_search, translate_file
 from flaxformer_mt.config.checks import validate
-from flaxformer_mt.config.directions import refuse_language_model
-from flaxformer_mt.config.files import load_config, read_config
-from flaxformer_mt.cpu import core_count
+from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import (
     DISK_FULL,
     FlaxformerWarning,
     TrainingInterrupted,
     UserError,
-    find_url,
     name_full_disk,
     name_urls,
     suggest,
-    warn_user,
 )
-from flaxformer_mt.evaluation.tables import write_text
-from flaxformer_mt.text_io.lines import check_output, open_output
 from flaxformer_mt.tracking.progress_display import WorkProgress
-
-# The options that have an effect on a language model, or are refused where it is evaluated.
-_FOR_TEXT = {
-    *("run", "checkpoint", "split", "source", "reference", "dtype", "allow_nonfinite"),
-    *(field.name for field in dataclasses.fields(command_options.ProcessOptions)),
-}
-
 
 # Commands that show no progress of their own.
 _SILENT = ("average", "doctor", "export", "import", "plot", "report")
-# Pairs that are read at a time.
-_CHUNK = 4096
 PROGRAM = "flaxformer-mt"
 # The name of standard output in messages.
 _STDOUT = "standard output"
@@ -79,70 +66,13 @@ _REMEDIES = {
 }
 
 
-def evaluate(options: command_options.EvaluateOptions) -> object:
-    from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_run
-    from flaxformer_mt.scoring.metrics import define_scorers
-
-    data = read_config(options.run / "config.json").data
-    language_model = not data.source_language
-    for_translations = [
-        f"--{field.name}"
-        for field in dataclasses.fields(options)
-        if field.name not in _FOR_TEXT and getattr(options, field.name) != field.default
-    ]
-    if for_translations:
-        leave_out = f"leave out {' and '.join(for_translations)}"
-        reason = f", which is evaluated by loss and perplexity only; {leave_out}"
-        refuse_language_model(data, options.run, reason)
-    search = None if language_model else choose_search(options)
-    file = options.reference if options.source is None else options.source
-    if file is not None and options.split is not None:
-        flag = "--reference" if options.source is None else "--source"
-        raise UserError(f"--split={options.split} and {flag}={file} exclude each other; leave one out")
-    result = evaluate_run(
-        options.run,
-        choose_loading(options, search),
-        split=options.split or "test",
-        source=options.source,
-        reference=options.reference,
-        lowercase=options.lowercase,
-        tokenize=options.bleu_tokenize,
-        glossary=read_glossary(options),
-        scorers=define_scorers(options.scorer, timeout=options.scorer_timeout),
-        tune_rerank=options.tune_rerank,
-        progress=sys.stderr,
-        **({} if language_model else _comparison(options) | read_languages(options)),
-    )
-    if tables := describe_evaluation(result, name=name_urls(str(options.run))):
-        print(write_text(tables, indent=""), file=sys.stderr)
-    return result
-
-
-def _comparison(options: command_options.EvaluateOptions) -> dict[str, Any]:
-    """Return the arguments of `evaluate_run` for confidence intervals and significance tests."""
-    from flaxformer_mt.evaluation.comparison import make_resampling_options, parse_compared_system
-
-    resampling = make_resampling_options(
-        options.bootstrap, options.paired, options.trials, compared=options.against
-    )
-    systems = [parse_compared_system(name) for name in options.against]
-    # Search flags apply to every compared run; options without a flag are those of that run's config.
-    against = [
-        dataclasses.replace(system, search=choose_search(dataclasses.replace(options, run=system.run)))
-        if system.run
-        else system
-        for system in systems
-    ]
-    return {"against": against, "resampling": resampling}
-
-
 @dataclass(frozen=True)
 class ReportOptions:
     """Writes a page about runs: curves, scores, differing sentences, configs and data, in one HTML file."""
 
     # Run directories, separated by commas or each with its own --run; the first one is compared with the
     # others.
-    run: tuple[str, ...]
+    run: Annotated[tuple[str, ...], WITH_COMMAS]
     # The HTML file.
     output: Path = Path("report.html")
     # Name of the translations to compare: RUN/translations/NAME.hypothesis, which `evaluate` writes.
@@ -155,58 +85,10 @@ class ReportOptions:
 def report(options: ReportOptions) -> dict[str, Any]:
     from flaxformer_mt.evaluation.run_report.page import report_runs
 
-    return report_runs(options.run, options.output, name=options.name, attention=options.attention)
-
-
-def align_training_pairs(options: command_options.AlignOptions) -> dict[str, Any]:
-    from flaxformer_mt.corpus.reader import find_files, open_train_set
-    from flaxformer_mt.corpus.word_alignment import align_corpus, format_points
-    from flaxformer_mt.unicode_text import split_words
-
-    data = options.config.data
-    if options.output is None and (url := find_url(data.text_dir)):
-        raise UserError(f"data.text_dir is {url}, which is not written to; give --output=FILE or a URL")
-    split = open_train_set(data)
-    output: str | Path | None = options.output or find_files(data, data.alignments)[0]
-    if not output:
-        raise UserError("there is no file to write to; give --output=FILE, or set data.alignments")
-    if not split.has_source:
-        raise UserError("data.source_language is empty: there are no pairs to align; set it")
-    check_output(str(output))
-
-    def read_words() -> Any:
-        for start in range(0, len(split), _CHUNK):
-            for pair in split.read(range(start, min(start + _CHUNK, len(split)))):
-                yield tuple(split_words(text.decode("utf-8", errors="replace")) for text in pair)
-
-    alignments = align_corpus(read_words(), say=lambda text: print(text, file=sys.stderr, flush=True))
-    with open_output(str(output)) as write:
-        for points in alignments:
-            write(format_points(points.tolist()))
-    words = sum(len(target) for _, target in read_words())
-    aligned = sum(len(set(points[:, 1].tolist())) for points in alignments)
-    share = round(aligned / words, 4) if words else 0.0
-    return {"output": str(output), "pairs": len(split), "aligned_target_words": share}
-
-
-def _train(options: command_options.TrainOptions) -> object:
-    from flaxformer_mt.training.loop import fit
-    from flaxformer_mt.training.report import describe_report
-
-    if options.new_vocab and options.init is None:
-        raise UserError("--new_vocab needs the run that training starts from; give --init=RUN")
-    report = fit(
-        options.config,
-        options.run,
-        init=options.init,
-        new_vocab=options.new_vocab,
-        profile=options.profile or 0,
-        allow_changed_data=options.allow_changed_data,
-        progress=sys.stderr,
-        workers=core_count(),
-    )
-    print(name_urls(describe_report(report, options.run)), file=sys.stderr)
-    return report
+    # The name of a run may have a comma.
+    texts = [[text] if Path(text).is_dir() else text.split(",") for text in options.run]
+    runs = [run for run in itertools.chain(*texts) if run.strip()]
+    return report_runs(runs, options.output, name=options.name, attention=options.attention)
 
 
 def _show(options: command_options.ShowOptions) -> object:
@@ -230,32 +112,6 @@ def _summarize_experiment(result: dict[str, Any]) -> str:
     return f"{summarize_experiment(result)}\n\n{summarize_target(result['target'])}"
 
 
-def _prepare(options: command_options.PrepareOptions) -> object:
-    from flaxformer_mt.data.corpus_diagnostics import describe_lost_text, describe_overlap
-    from flaxformer_mt.data.learned_shortlist import ShortlistRequest
-    from flaxformer_mt.data.prepare import prepare
-    from flaxformer_mt.text_io.lines import check_output
-    from flaxformer_mt.workers.worker_pool import choose_pool
-
-    shortlist = None
-    if options.shortlist is not None:
-        check_output(str(options.shortlist))
-        shortlist = ShortlistRequest(
-            options.shortlist, options.shortlist_candidates, options.shortlist_common
-        )
-    report = prepare(
-        options.config,
-        options.run,
-        progress=WorkProgress(sys.stderr),
-        overlap=True,
-        shortlist=shortlist,
-        pool=choose_pool(options.workers, options.ray),
-    ).report
-    for warning in (*describe_overlap(report["overlap"]), *describe_lost_text(report.get("lost_text"))):
-        warn_user(warning)
-    return report
-
-
 def _generate(options: command_options.GenerateOptions) -> None:
     from flaxformer_mt.translation.scorer import generate_text
 
@@ -271,12 +127,6 @@ def _generate(options: command_options.GenerateOptions) -> None:
     sys.stdout.buffer.write(lines.encode("utf-8"))  # regardless of the terminal's encoding
 
 
-def _summarize_scores(result: dict[str, Any]) -> str:
-    if "by_length" in result or "directions" in result:
-        return ""  # the tables on standard error have said it
-    return summarize_values(result)
-
-
 def _average(options: command_options.AverageOptions) -> object:
     from flaxformer_mt.runs.checkpoints import Checkpoints
 
@@ -289,28 +139,6 @@ def _plot(options: command_options.PlotOptions) -> object:
     from flaxformer_mt.commands.plot import plot
 
     return plot(options.run, source=options.source, output=options.output, checkpoint=options.checkpoint)
-
-
-def _export(options: command_options.ExportOptions) -> object:
-    from flaxformer_mt.convert.export_run import export_run
-
-    others = {name: value for name, value in vars(options).items() if name not in ("run", "format")}
-    return export_run(options.run, format_name=options.format, **others)
-
-
-def _import(options: command_options.ImportOptions) -> object:
-    from flaxformer_mt.convert.import_run import import_run
-
-    return import_run(
-        options.input,
-        format_name=options.format,
-        run_dir=options.run,
-        config=None if options.config is None else load_config(options.config),
-        vocab=options.vocab,
-        tolerance=options.tolerance,
-        languages=options.languages,
-        vocab_text=options.vocab_text or (),
-    )
 
 
 @dataclass(frozen=True)
@@ -345,7 +173,7 @@ COMMANDS = {
     ),
     "train": _Command(
         command_options.TrainOptions,
-        _train,
+        train,
         words=("config",),
         examples={
             "--config.train.steps=300": "the toy corpus, into runs/toy_de_en; repeat it to resume",
@@ -365,7 +193,7 @@ COMMANDS = {
     ),
     "prepare": _Command(
         command_options.PrepareOptions,
-        _prepare,
+        prepare,
         words=("config",),
         examples={"parallel_text --config.data.text_dir=my_text": "check and count train.de, train.en, ..."},
         summarize=summarize_preparation,
@@ -379,7 +207,7 @@ COMMANDS = {
             "runs/a": "the test set of the run's data",
             "runs/a --source=new.de --reference=new.en --against=runs/b": "other text; is runs/b better?",
         },
-        summarize=_summarize_scores,
+        summarize=summarize_scores,
     ),
     "translate": _Command(
         command_options.TranslateOptions,
@@ -407,7 +235,7 @@ COMMANDS = {
     ),
     "export": _Command(
         command_options.ExportOptions,
-        _export,
+        export,
         words=("run",),
         examples={
             "runs/a --format=marian --output=exported": "for transformers",
@@ -416,7 +244,7 @@ COMMANDS = {
     ),
     "import": _Command(
         command_options.ImportOptions,
-        _import,
+        import_model,
         words=("input",),
         examples={"opus-mt-de-en --format=marian --run=runs/opus": "a model of OPUS-MT"},
     ),
@@ -568,7 +396,7 @@ def _run(arguments: list[str]) -> None:
     _print_result(result, command.summarize, json=getattr(options, "json", False))
 
 
-def _define_scorers(options: Any) -> None:
+def _define_scorers(options: command_options.ScorerOptions) -> None:
     """Define what --scorer names, and refuse what nothing uses; `evaluate` defines and reports all."""
     from flaxformer_mt.scoring.metrics import define_scorers
 
@@ -576,16 +404,12 @@ def _define_scorers(options: Any) -> None:
         raise UserError("--scorer_timeout has no effect without --scorer; leave it out")
     if isinstance(options, command_options.EvaluateOptions):
         return
-    fields = "--rerank, --mbr, --metric or --clean_scores"
-    places = [getattr(options, name, None) for name in re.findall(r"\w+", fields)]
-    if config := getattr(options, "config", None):
-        fields = "train.best_metric, search.rerank, search.mbr or data.clean.scores"
-        places = [attrgetter(name)(config) for name in re.findall(r"\w+(?:[.]\w+)+", fields)]
-    used = re.findall(r"[\w+-]+", repr(places))
+    used = options.list_used_scores()
     for name in define_scorers(options.scorer, timeout=options.scorer_timeout):
         if name not in used:
             raise UserError(
-                f"--scorer defines {name}, which nothing uses; name it by {fields}, or leave it out"
+                f"--scorer defines {name}, which nothing uses; name it by {options.score_fields}, or leave "
+                "it out"
             )
 
 

@@ -35,7 +35,6 @@ _SECTIONS = {
 }
 _WIDTH = 110
 
-
 # Pairs whose characters and scripts are looked at.
 _SAMPLE = 20_000
 # Maximum length with which tokens are counted, before the maximum lengths are chosen.
@@ -201,7 +200,7 @@ def write_new_config(options: NewOptions) -> dict[str, Any]:
         for link, path in corpus.links.items():  # the user knows the files, not the links to them
             message = message.replace(str(corpus.text_dir / link), str(path))
         raise UserError(message) from error
-    config, report, choices = _choose_sizes(data, machine)
+    report, choices = _choose_sizes(data, machine)
     choices = [*described, *choices]
     text = format_config(*_describe(options, corpus, report, machine, file), choices)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -275,31 +274,16 @@ def _fields(choices: list[Choice]) -> dict[str, Any]:
     return {choice.name.partition(".")[2]: choice.value for choice in choices}
 
 
-def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str, Any], list[Choice]]:
-    """Return a config that is prepared, the report of its preparation, and the choices that it lacks."""
+def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[dict[str, Any], list[Choice]]:
+    """Prepare the data; return the report of it, and the choices of all but the data."""
     from flaxformer_mt.corpus import read_pairs
     from flaxformer_mt.data.corpus_diagnostics import describe_lost_text, describe_overlap
-    from flaxformer_mt.data.prepare import plan_first_epoch, prepare
-    from flaxformer_mt.vocab.vocabulary import VocabularyTooLarge
+    from flaxformer_mt.data.prepare import plan_first_epoch
 
     pairs = read_pairs(data, "train")
     characters, scripts = _look_at_text(pairs)
     vocabulary = new_sizing.choose_vocabulary(len(pairs), characters, scripts)
-    longest: dict[str, Any] = {
-        "max_source_length": _LONGEST,
-        "max_target_length": _LONGEST,
-        "batch_tokens": 16 * _LONGEST,
-    }
-    while True:
-        config = Config(data=dataclasses.replace(data, **longest), vocab=VocabConfig(**_fields(vocabulary)))
-        try:
-            prepared = prepare(
-                config, progress=WorkProgress(sys.stderr), overlap=True, pool=choose_pool(None, None)
-            )
-            break
-        except VocabularyTooLarge as error:
-            reason = f"this text gives {error.maximum:,} pieces at most"
-            vocabulary[0] = Choice("vocab.size", error.maximum, reason)
+    config, prepared = _prepare(data, vocabulary)
     report = prepared.report
     for warning in (*describe_overlap(report["overlap"]), *describe_lost_text(report["lost_text"])):
         warn_user(warning)
@@ -323,7 +307,27 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
         count_updates=count_updates,
     )
     search = Choice("search.beam_size", 5, "usual; 1 is greedy search, faster and a little worse")
-    return config, report, [*limits, *vocabulary, *model, *training, search]
+    return report, [*limits, *vocabulary, *model, *training, search]
+
+
+def _prepare(data: DataConfig, vocabulary: list[Choice]) -> tuple[Config, Any]:
+    """Prepare the data with any lengths, and with fewer pieces, as `vocabulary` then says, where it must."""
+    from flaxformer_mt.data.prepare import prepare
+    from flaxformer_mt.vocab.vocabulary import VocabularyTooLarge
+
+    longest: dict[str, Any] = {
+        "max_source_length": _LONGEST,
+        "max_target_length": _LONGEST,
+        "batch_tokens": 16 * _LONGEST,
+    }
+    progress, pool = WorkProgress(sys.stderr), choose_pool(None, None)
+    while True:
+        config = Config(data=dataclasses.replace(data, **longest), vocab=VocabConfig(**_fields(vocabulary)))
+        try:
+            return config, prepare(config, progress=progress, overlap=True, pool=pool)
+        except VocabularyTooLarge as error:
+            reason = f"this text gives {error.maximum:,} pieces at most"
+            vocabulary[0] = Choice("vocab.size", error.maximum, reason)
 
 
 def _look_at_text(pairs: Any) -> tuple[int, tuple[str, str]]:

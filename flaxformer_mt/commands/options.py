@@ -18,6 +18,7 @@ from flaxformer_mt.config.field_values import (
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.config.schema import BATCH_NAMES
+from flaxformer_mt.scoring.metrics import name_filtering_scores
 from flaxformer_mt.text_io.pair_table import PairRules
 
 # Marks an option of which each flag is one value: commas do not separate several.
@@ -115,6 +116,13 @@ class ScorerOptions:
     # Seconds to wait for an answer of a scorer's program.
     scorer_timeout: Annotated[float, above(0)] = 600.0
 
+    # Not a flag: where the other options name scores.
+    score_fields = "--rerank, --mbr, --metric or --clean_scores"
+
+    def list_used_scores(self) -> list[str | None]:
+        """Return the names in `score_fields`."""
+        return []
+
 
 @dataclass(frozen=True, kw_only=True)
 class LetterCaseOptions:
@@ -158,6 +166,17 @@ class ExperimentOptions:
 
 
 @dataclass(frozen=True)
+class ScoredExperimentOptions(ScorerOptions, ExperimentOptions):
+    """Options of commands that start from a config which can name scorers."""
+
+    score_fields = "train.best_metric, search.rerank, search.mbr or data.clean.scores"
+
+    def list_used_scores(self) -> list[str | None]:
+        train, search, clean = self.config.train, self.config.search, self.config.data.clean
+        return [*train.metrics, search.rerank, search.mbr, *name_filtering_scores(clean.scores)]
+
+
+@dataclass(frozen=True)
 class ProcessOptions:
     """Options of all commands that several processes can run together, each started with these flags."""
 
@@ -190,7 +209,7 @@ class WorkerOptions(ProcessOptions):
 
 
 @dataclass(frozen=True)
-class TrainOptions(ProcessOptions, ScorerOptions, ExperimentOptions):
+class TrainOptions(ProcessOptions, ScoredExperimentOptions):
     """Trains the model that a config describes, or resumes a run from its last checkpoint."""
 
     # Number of updates to record in RUN/profile, for TensorBoard or Perfetto. None: no trace.
@@ -207,7 +226,7 @@ class TrainOptions(ProcessOptions, ScorerOptions, ExperimentOptions):
 
 
 @dataclass(frozen=True)
-class PrepareOptions(ScorerOptions, ExperimentOptions, JsonOptions):
+class PrepareOptions(ScoredExperimentOptions, JsonOptions):
     """Prepares the data set, the vocabulary and the token ids, and reports statistics of the data."""
 
     # ---- workers ----
@@ -259,7 +278,6 @@ class GlossaryOptions:
 
 # Values of the flags that may be given without a value.
 BARE_FLAGS = {"--alignments": "words"}
-
 
 # Declared in SearchConfig; Any, because type checkers do not know the fields of classes made at run time.
 _SearchFlags: Any = make_flags(SearchConfig, *(field.name for field in fields(SearchConfig)))
@@ -407,6 +425,9 @@ class TranslateOptions(
     # existing FILE.partial is kept, and the command ends with an error.
     overwrite: bool = False
 
+    def list_used_scores(self) -> list[str | None]:
+        return [self.rerank, self.mbr]
+
 
 @dataclass(frozen=True)
 class ScoreOptions(
@@ -517,6 +538,9 @@ class CorpusOptions(
     # are kept, and the command ends with an error.
     overwrite: bool = False
 
+    def list_used_scores(self) -> list[str | None]:
+        return [self.rerank, self.mbr, *name_filtering_scores(self.clean_scores)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class BacktranslateOptions(CorpusOptions):
@@ -549,6 +573,9 @@ class DistilOptions(CorpusOptions):
     # With --targets=nbest, the score of a sentence by which the closest translation is chosen: bleu, chrf,
     # chrf++, ter, or what --scorer defines.
     metric: str = "bleu"
+
+    def list_used_scores(self) -> list[str | None]:
+        return [*super().list_used_scores(), self.metric]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from flaxformer_mt.data.batch_array import BatchArray, make_empty_batch
 from flaxformer_mt.data.buckets import make_longest_shape
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.flops import padded_work, peak_flops, training_flops
-from flaxformer_mt.model import make_model
+from flaxformer_mt.model import Model, make_model
 from flaxformer_mt.model.lora import without_factors
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import default_device_kind, default_platform
@@ -28,7 +28,7 @@ from flaxformer_mt.runs.run_directory import check_run
 from flaxformer_mt.training.frozen import select_trained
 from flaxformer_mt.training.optimizers import make_hyperparameters
 from flaxformer_mt.training.state import choose_scan, init_state, init_training_params
-from flaxformer_mt.training.update import make_gradient_step
+from flaxformer_mt.training.update import UpdateConfig, make_gradient_step
 
 
 def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None = None) -> dict[str, Any]:
@@ -56,11 +56,7 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
     model = make_model(network, source_size=source_size, target_size=target_size, platform=default_platform())
     params = jax.eval_shape(lambda: init_training_params(model, config, config.seed))
     batch = longest_batch(config)
-    number = jax.ShapeDtypeStruct((), jnp.int32)
-    traced = jax.make_jaxpr(make_gradient_step(model, config))(
-        params, make_hyperparameters(config), number, batch
-    )
-    traced_flops = count_product_flops(traced.jaxpr) * config.optim.accumulation
+    traced_flops = _count_traced_flops(model, config, params, batch)
     rows, source_length, target_length = batch.shape
     tokens = rows * target_length * config.optim.accumulation
     chunk = config.train.loss_chunk_tokens
@@ -87,6 +83,14 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
         "layers": layers,
         "config": to_dict(config),
     }
+
+
+def _count_traced_flops(model: Model, config: Config, params: Any, batch: BatchArray) -> int:
+    number, hyperparameters = jax.ShapeDtypeStruct((), jnp.int32), make_hyperparameters(config)
+    traced = jax.make_jaxpr(make_gradient_step(model, UpdateConfig.of(config)))(
+        params, hyperparameters, number, batch
+    )
+    return count_product_flops(traced.jaxpr) * config.optim.accumulation
 
 
 def _is_prepared(run_dir: Path, config: Config) -> bool:

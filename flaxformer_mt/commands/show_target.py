@@ -112,9 +112,8 @@ def compile_update(config: Config, parallel: Parallel, sizes: tuple[int, int]) -
     numbers = parallel.place_shapes(make_hyperparameters(config))
     rows = parallel.put_shapes(_pad_rows(longest_batch(config), parallel.layout.row_parts))
     inputs = step.arguments_of(state, numbers, rows)
-    if not step.of_sums:
+    if step.add is None:
         return [_compile(parallel, step.by_shape, inputs)]
-    add, update = step.of_sums
     shapes = jax.eval_shape(step.by_shape.jitted, *inputs)
     sums = with_shardings(shapes, parallel.partial_shardings(shapes))
     times, state_bytes = config.optim.accumulation, _bytes_on_device(state)
@@ -122,8 +121,8 @@ def compile_update(config: Config, parallel: Parallel, sizes: tuple[int, int]) -
     held = state_bytes - _bytes_on_device(state.params) + _bytes_on_device(sums)
     return [
         _compile(parallel, step.by_shape, inputs, times=times, held=held),
-        _compile(parallel, add, (sums, sums), times=times - 1, held=state_bytes),
-        _compile(parallel, update, (state, numbers, sums)),
+        _compile(parallel, step.add, (sums, sums), times=times - 1, held=state_bytes),
+        _compile(parallel, step.update, (state, numbers, sums)),
     ]
 
 

@@ -1,18 +1,18 @@
-"""Rules between the fields of a config, as a table: what is refused, and when.
+"""Rules between the fields of a config: what is refused, with the values and the remedy.
 
 The bounds of a single field stand beside it (config/schema.py).
 """
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Any
 
 from flaxformer_mt.config import Config, LoraConfig, MbrConfig, ModelConfig, SearchConfig
 from flaxformer_mt.config.directions import find_direction_problems
 from flaxformer_mt.config.field_values import find_wrong_values, replace_fields
-from flaxformer_mt.config.schema import SOURCE_NOISE, DataConfig, NoiseConfig
+from flaxformer_mt.config.schema import SOURCE_NOISE, DataConfig, NoiseConfig, VocabConfig
 from flaxformer_mt.config.stage_mixes import find_stage_problems
 from flaxformer_mt.errors import UserError, find_cloud_path
 
@@ -23,251 +23,16 @@ _OWN_PIECE = re.compile("<pad>|<s>|</s>|<unk>|\u2581|<0x[0-9A-F]{2}>")
 _OF_FILES = frozenset("dump dir directory path file filename from extra options".split())
 # The largest table of positions, in numbers: 1 GiB in float64, in which it is computed.
 _POSITION_NUMBERS = 1 << 27
-# What is refused -> whether it is in a config. In the text, {model.norm} is "model.norm layer", and
-# {model.norm is} "model.norm is layer"; other names are of values that the function returns in place of True.
-Rules = Mapping[str, Callable[[Config], Any]]
-
-
-def _decoder_only(config: Config) -> bool:
-    return config.model.architecture == "decoder_only"
-
-
-def _relative(config: Config) -> bool:
-    return config.model.positions == "relative"
-
-
-def _nearest(value: int, divisor: int) -> dict[str, int] | None:
-    """The multiple of the divisor that is nearest to a value; None if the value is one."""
-    return {"nearest": max(1, round(value / divisor)) * divisor} if value % divisor else None
-
-
-def _outside(index: int, count: int, least: int = 0) -> dict[str, int] | None:
-    return None if least <= index < count else {"count": count, "least": least, "most": count - 1}
-
-
-def _odd_key_size(model: ModelConfig) -> dict[str, int] | None:
-    size = model.key_dim or model.model_dim // model.num_heads
-    return {"size": size} if size % 2 else None
-
-
-def _attention_dropout(model: ModelConfig) -> dict[str, float] | None:
-    rate = model.dropout_rate if model.attention_dropout_rate is None else model.attention_dropout_rate
-    return {"rate": rate} if rate else None
-
-
-def _too_few_positions(config: Config) -> dict[str, Any] | None:
-    source, target, what = config.data.max_source_length, config.data.max_target_length, "sentence length"
-    longest, most = max(source, target), config.model.longest_input
-    if not config.data.source_language:
-        longest = target
-    elif _decoder_only(config):
-        longest, what = source + target, "length of source plus target"
-    return {"most": most, "what": what, "longest": longest} if most is not None and longest > most else None
-
-
-def _too_few_batch_tokens(config: Config) -> dict[str, int] | None:
-    data = config.data
-    longest = max(data.max_source_length if data.source_language else 0, data.max_target_length)
-    least = longest * data.row_multiple
-    return {"longest": longest, "least": least} if data.batch_tokens < least else None
-
-
-def _wrong_special_ids(config: Config) -> dict[str, Any] | None:
-    vocab = config.vocab
-    ids = {name: getattr(vocab, name) for name in ("pad_id", "bos_id", "eos_id", "unk_id")}
-    least = min((size for size in (vocab.size, vocab.size_of_source) if size > 0), default=4)
-    distinct = len(set(ids.values())) == 4 or vocab.kind == "pretrained"
-    return None if distinct and max(ids.values()) < least else {"most": least - 1, "ids": ids}
-
-
-# Values of model.tying that need a joint vocabulary -> the nearest that needs none.
-_JOINT_TYING = {"all": {"other": "target_output"}, "embeddings": {"other": "none"}}
-_RULES: Rules = {
-    # ---- network ----
-    "{model.num_encoder_layers is}; it must be at least 1": (
-        lambda c: c.model.num_encoder_layers < 1 and not _decoder_only(c)
-    ),
-    "{model.model_dim} is not divisible by {model.num_heads}; the nearest multiple is {nearest} (or set "
-    "model.key_dim and model.value_dim)": (
-        lambda c: (
-            None in (c.model.key_dim, c.model.value_dim) and _nearest(c.model.model_dim, c.model.num_heads)
-        )
-    ),
-    "{model.positions} needs an even key size per head, not {size}; set model.key_dim": (
-        lambda c: c.model.positions == "rotary" and _odd_key_size(c.model)
-    ),
-    "{model.max_positions} has no effect with {model.positions}; set it to none": (
-        lambda c: c.model.max_positions is not None and c.model.positions in ("rotary", "relative")
-    ),
-    "{model.positions} needs an encoder_decoder with self-attention, but {model.architecture is}; use other "
-    "positions": lambda c: _relative(c) and _decoder_only(c),
-    "{model.positions} needs self-attention, but {model.decoder_self_attention is}; use other positions": (
-        lambda c: _relative(c) and c.model.decoder_self_attention != "attention"
-    ),
-    # The exact half of the buckets of a direction: wider buckets begin after it.
-    "{model.relative_buckets} must be a multiple of 4, and {model.relative_distance} more than half of it; "
-    "the usual numbers are 32 and 128": lambda c: (
-        _relative(c)
-        and (c.model.relative_buckets % 4 or c.model.relative_distance <= c.model.relative_buckets // 2)
-    ),
-    "{model.attention} does not support the attention dropout rate {rate}; set "
-    "model.attention_dropout_rate=0, or model.attention=auto": (
-        lambda c: c.model.attention == "cudnn" and _attention_dropout(c.model)
-    ),
-    "{model.attention} needs model.dtype bfloat16, but {model.dtype is}; set it, or use auto": (
-        lambda c: c.model.attention in ("cudnn", "pallas") and c.model.dtype != "bfloat16"
-    ),
-    "model.max_positions {most} is below the maximum {what}, {longest} tokens; raise it or lower "
-    "data.max_source_length and data.max_target_length": _too_few_positions,
-    "data.source_language is empty, which means a language model, but {model.architecture is}; set "
-    "model.architecture=decoder_only or set data.source_language": (
-        lambda c: not c.data.source_language and not _decoder_only(c)
-    ),
-    "{model.decoder_self_attention is}, but a decoder_only model reads its source by self-attention; set it "
-    "to attention, or set model.architecture=encoder_decoder": (
-        lambda c: _decoder_only(c) and c.model.decoder_self_attention != "attention"
-    ),
-    "{model.target_start is}, but {model.architecture is}, in which targets follow sources; set "
-    "model.target_start=symbol": lambda c: _decoder_only(c) and c.model.target_start != "symbol",
-    "{model.source_end} masks the end symbol as padding, which needs model.architecture=encoder_decoder and "
-    "model.padding_mask=source or both, but {model.architecture is} and {model.padding_mask is}; set it to "
-    "True": lambda c: not c.model.source_end and (_decoder_only(c) or c.model.padding_mask == "none"),
-    "{model.tying} needs two embeddings, but decoder_only has one; use none or all": (
-        lambda c: _decoder_only(c) and c.model.tying == "embeddings"
-    ),
-    "decoder_only reads source and target as one sequence, but {vocab.joint is}; set it to True": (
-        lambda c: _decoder_only(c) and c.data.source_language and not c.vocab.joint
-    ),
-    "{model.tying} needs a joint vocabulary, but {vocab.joint is}; set it to True, or use "
-    "model.tying={other}": lambda c: (
-        not (c.vocab.joint or _decoder_only(c)) and _JOINT_TYING.get(c.model.tying)
-    ),
-    "{model.alignment.weight is}, but a decoder_only model has no cross-attention to learn alignments; set "
-    "it to 0": lambda c: c.model.alignment.weight and _decoder_only(c),
-    "{model.alignment.layer is}, but the decoder has {count} layers; it must be from {least} to {most}": (
-        lambda c: (
-            c.model.alignment.weight
-            and _outside(c.model.alignment.layer, layers := c.model.num_decoder_layers, -layers)
-        )
-    ),
-    "{model.alignment.head is}, but the decoder has {count} heads; it must be from {least} to {most}": (
-        lambda c: c.model.alignment.weight and _outside(c.model.alignment.head, c.model.num_heads)
-    ),
-    # ---- data ----
-    "data.weights has {count} numbers for {sets} data sets ({names}); give one number for each set": (
-        lambda c: (
-            len(c.data.weights) not in (0, sets := len(c.data.dataset.split(",")))
-            and {"count": len(c.data.weights), "sets": sets, "names": c.data.dataset}
-        )
-    ),
-    "{data.alignments is}, but model.alignment.weight is 0, which means no guided alignment; set "
-    "model.alignment.weight=0.1, or leave out data.alignments": (
-        lambda c: any(c.data.alignments) and not (c.model.alignment.weight or _has_inline_noise(c.data))
-    ),
-    "{model.alignment.weight is}, but data.alignments names no file; make one with align and set "
-    "data.alignments=train.align, or set model.alignment.weight=0": (
-        lambda c: c.model.alignment.weight and not any(c.data.alignments)
-    ),
-    "data.alignments has {count} names for {sets} data sets ({names}); give one name for each set, empty for "
-    "a set without such a file, or one for all": (
-        lambda c: (
-            len(c.data.alignments) not in (0, 1, sets := len(c.data.dataset.split(",")))
-            and {"count": len(c.data.alignments), "sets": sets, "names": c.data.dataset}
-        )
-    ),
-    "{data.clean.language} needs a model: set data.clean.language_model to a file such as lid.176.bin": (
-        lambda c: c.data.clean.language != "off" and not c.data.clean.language_model
-    ),
-    "{data.batch_tokens} is too small for {data.row_multiple} rows of the maximum length {longest}; raise it "
-    "to {least} or lower data.max_source_length and data.max_target_length": _too_few_batch_tokens,
-    "{data.batch_pairs} has no effect with data.batching=pack; set it to 0": (
-        lambda c: c.data.batch_pairs and c.data.batching == "pack"
-    ),
-    "{model.padding_mask} cannot separate the pairs of a packed row; use data.batching=bucket": (
-        lambda c: c.model.padding_mask == "none" and c.data.batching == "pack"
-    ),
-    "{data.batch_pairs is}; it must be a multiple of {data.row_multiple}": (
-        lambda c: c.data.batch_pairs % c.data.row_multiple
-    ),
-    "{data.context is}, but a language model has no sources to read lines before (data.source_language is "
-    "empty); set it to 0": lambda c: c.data.context and not c.data.source_language,
-    "{data.context is}, but {data.valid_pairs} and {data.test_pairs} hold out single lines of documents that "
-    "are trained on; set both to 0, and give files of whole documents for validation and test": (
-        lambda c: c.data.context and (c.data.valid_pairs or c.data.test_pairs)
-    ),
-    # ---- vocabulary ----
-    "{vocab.size} means all words or characters, but {vocab.kind is}; give a size": (
-        lambda c: c.vocab.size == 0 and c.vocab.kind not in ("word", "char")
-    ),
-    "{vocab.source_size} means all words or characters, but {vocab.kind is}; give a size": (
-        lambda c: c.vocab.source_size == 0 and c.vocab.kind not in ("word", "char")
-    ),
-    "{vocab.source_size} has no effect with vocab.joint=True; set it to none": (
-        lambda c: c.vocab.joint and c.vocab.source_size is not None
-    ),
-    "{vocab.kind} is one vocabulary for both languages, without symbols of its own; set vocab.joint=True and "
-    "leave out vocab.symbols": (
-        lambda c: c.vocab.kind == "pretrained" and (c.vocab.symbols or not c.vocab.joint)
-    ),
-    "the special ids must be four different numbers from 0 to {most}, but they are {ids}": _wrong_special_ids,
-    "{vocab.sampling} needs vocab.kind bpe or unigram, not {vocab.kind}; set vocab.sampling=0": (
-        lambda c: c.vocab.sampling and c.vocab.kind not in ("bpe", "unigram")
-    ),
-    # ---- training ----
-    "{train.best_metric is}, but a language model has no translations to score (data.source_language is "
-    "empty); set train.best_metric=loss": (
-        lambda c: not c.data.source_language and c.train.best_metric != "loss"
-    ),
-    "data.clean.scores needs pairs, but data.source_language is empty, which means a language model; leave "
-    "out data.clean.scores": lambda c: c.data.clean.scores and not c.data.source_language,
-    "{optim.optimizer} needs a separate matrix for each layer, but {model.scan_layers is}; set it to False, "
-    "or use another optimizer": lambda c: c.model.scan_layers is True and c.optim.optimizer == "muon",
-    "{optim.weight_decay} has no effect with {optim.optimizer}; use adamw, lion or muon": (
-        lambda c: c.optim.weight_decay and c.optim.optimizer in ("adam", "adafactor")
-    ),
-    "{optim.lora.rank is}, so other settings of optim.lora have no effect; give a rank, such as 8": (
-        lambda c: not c.optim.lora.rank and c.optim.lora != LoraConfig()
-    ),
-    "{train.average_last} is more than {train.keep_checkpoints}; raise train.keep_checkpoints": (
-        lambda c: c.train.average_last > c.train.keep_checkpoints
-    ),
-    "{train.final_checkpoint is}, but {train.average_last is}; raise it to 2": (
-        lambda c: c.train.final_checkpoint == "average" and c.train.average_last < 2
-    ),
-}
-_SEARCH_RULES: Rules = {
-    "{search.coverage_penalty is}, but a decoder_only model has no cross-attention to measure coverage by; "
-    "set it to 0": lambda c: c.search.coverage_penalty and _decoder_only(c),
-    "{search.coverage_penalty is}, but with model.source_end=False no attention covers the end of a source; "
-    "set it to 0": lambda c: c.search.coverage_penalty and not c.model.source_end,
-    "{search.beam_size} is not divisible by {search.diversity_groups}; the nearest multiple is {nearest}": (
-        lambda c: c.search.method == "beam" and _nearest(c.search.beam_size, c.search.diversity_groups)
-    ),
-    "{search.mbr is}, but {search.method is}, which finds one translation, so that there is none to choose; "
-    "use sample or beam, or leave out mbr": lambda c: c.search.mbr and c.search.method == "greedy",
-    "{search.mbr is} and {search.rerank is}, but only one score can choose a translation; leave one out": (
-        lambda c: c.search.mbr and c.search.rerank
-    ),
-    "{search.rerank is}, but {search.method is}, which has no list of hypotheses to choose from; use beam "
-    "search, or leave it out": lambda c: c.search.rerank and c.search.method != "beam",
-    "{search.rerank_weight} has no effect without search.rerank; give a scorer, or leave it out": (
-        lambda c: c.search.rerank_weight is not None and not c.search.rerank
-    ),
-    # Both limits are linear in the source length: a minimum that is within the maximum at one token and does
-    # not rise faster is within it at every length.
-    "the minimum translation length ({search.min_length_ratio} * source + {search.min_length_offset}) is "
-    "above the maximum of some sources ({search.max_length_ratio} * source + {search.max_length_offset}); "
-    "lower the minimum or raise the maximum": lambda c: (
-        c.search.min_length_ratio > c.search.max_length_ratio
-        or (shortest := c.search.min_length_ratio + c.search.min_length_offset) > 1
-        and shortest > c.search.max_length_ratio + c.search.max_length_offset
-    ),
-}
 
 
 def validate(config: Config) -> None:
     """Check the bounds of fields and the rules between them, and report all problems together."""
-    _refuse(config, lambda valid: [*_apply({**_RULES, **_SEARCH_RULES}, valid), *_find_in_lists(valid)])
+    _refuse(config, _find_conflicts)
+
+
+def check_search(search: SearchConfig, *, model: ModelConfig | None = None, where: str = "search.") -> None:
+    network = ModelConfig() if model is None else model
+    _refuse(search, lambda valid: _find_search_conflicts(valid, network, where), where)
 
 
 def check_bounds(config: Config, where: str = "") -> None:
@@ -279,12 +44,7 @@ def check_bounds(config: Config, where: str = "") -> None:
         raise UserError("\n".join(where + problem for problem in problems))
 
 
-def check_search(search: SearchConfig, *, model: ModelConfig | None = None, where: str = "search.") -> None:
-    network = ModelConfig() if model is None else model
-    _refuse(search, lambda valid: _apply(_SEARCH_RULES, Config(model=network, search=valid), where), where)
-
-
-def _refuse(section: Any, conflicts: Callable[[Any], Iterable[str]], where: str = "") -> None:
+def _refuse(section: Any, find_conflicts: Callable[[Any], Iterable[str]], where: str = "") -> None:
     """Refuse the wrong values of a section, and the conflicts between its other fields.
 
     Conflicts are looked for with defaults in place of wrong values, and those that name one are left out.
@@ -293,51 +53,336 @@ def _refuse(section: Any, conflicts: Callable[[Any], Iterable[str]], where: str 
     paths, defaults = [name.removeprefix(where) for name in wrong], type(section)()
     valid = replace_fields(section, {path: attrgetter(path)(defaults) for path in paths}, "config")
     named = re.compile("|".join(rf"{re.escape(name)}\b" for name in wrong) or "(?!)")
-    if problems := [*wrong.values(), *(line for line in conflicts(valid) if not named.search(line))]:
+    if problems := [*wrong.values(), *(line for line in find_conflicts(valid) if not named.search(line))]:
         raise UserError("\n".join(problems))
 
 
-def _apply(rules: Rules, config: Config, where: str = "search.") -> Iterator[str]:
-    """Yield what the config breaks, with the values; options of a search are named `where` and their name."""
-    for text, breaks in rules.items():
-        if values := breaks(config):
-
-            def fill(match: re.Match[str], values: Any = values) -> str:
-                name, verb = match.groups()
-                if "." not in name:
-                    return str(values[name])
-                value = attrgetter(name)(config)
-                shown = ",".join(value) if isinstance(value, tuple) else value
-                return f"{re.sub('^search[.]', where, name)}{verb or ''} {shown}"
-
-            yield re.sub(r"\{([\w.]+)( is)?\}", fill, text)
-
-
-def _find_in_lists(config: Config) -> Iterator[str]:
-    """Yield what is wrong of the items of a list, and of names of files and data sets."""
-    data, vocab = config.data, config.vocab
+def _find_conflicts(config: Config) -> Iterator[str]:
+    data = config.data
+    yield from _find_network_conflicts(config)
+    yield from _find_decoder_only_conflicts(config)
+    yield from _find_sharing_conflicts(config)
+    yield from _find_data_conflicts(config)
+    yield from _find_vocab_conflicts(config.vocab)
+    yield from _find_training_conflicts(config)
+    yield from _find_search_conflicts(config.search, config.model, "search.")
     for name in ("cache_dir", "tfds_data_dir"):
         if problem := find_cloud_path(getattr(data, name)):
             yield f"data.{name}: {problem}"
     if all(name.strip() for name in data.dataset.split(",")):  # else the data cannot be read
         yield from find_direction_problems(data)
         yield from find_stage_problems(data)
-    yield from _noise_problems(data)
-    for symbol in vocab.symbols:
-        if not symbol or symbol != "".join(symbol.split()) or vocab.symbols.count(symbol) > 1:
-            yield (
-                f"vocab.symbols has {symbol!r}; symbols are different from each other, and neither empty nor "
-                "with spaces"
-            )
-        elif _OWN_PIECE.fullmatch(symbol):
-            yield f"vocab.symbols has {symbol}, which the vocabulary defines itself; leave it out"
-    for flag in config.parallel.xla_flags:
-        if not re.fullmatch(r"xla_\w+=\S+", flag):
-            yield f"parallel.xla_flags has {flag!r}; give each flag as xla_NAME=VALUE, without dashes"
-        elif "/" in flag or _OF_FILES & set(flag.partition("=")[0].split("_")):
-            yield f"parallel.xla_flags has {flag!r}, which may name a file; set it as XLA_FLAGS=--{flag}"
+    yield from _find_noise_conflicts(data)
+    yield from _find_symbol_problems(config.vocab)
+    yield from _find_flag_problems(config.parallel.xla_flags)
     for problem in filter(None, map(find_cloud_path, data.alignments)):
         yield f"data.alignments: {problem}"
+
+
+def _find_network_conflicts(config: Config) -> Iterator[str]:
+    model = config.model
+    decoder_only = model.architecture == "decoder_only"
+    if model.num_encoder_layers < 1 and not decoder_only:
+        yield f"model.num_encoder_layers is {model.num_encoder_layers}; it must be at least 1"
+    if None in (model.key_dim, model.value_dim) and model.model_dim % model.num_heads:
+        yield (
+            f"model.model_dim {model.model_dim} is not divisible by model.num_heads {model.num_heads}; the "
+            f"nearest multiple is {_nearest_multiple(model.model_dim, model.num_heads)} (or set "
+            "model.key_dim and model.value_dim)"
+        )
+    key_size = model.key_dim or model.model_dim // model.num_heads
+    if model.positions == "rotary" and key_size % 2:
+        yield f"model.positions rotary needs an even key size per head, not {key_size}; set model.key_dim"
+    if model.max_positions is not None and model.positions in ("rotary", "relative"):
+        yield (
+            f"model.max_positions {model.max_positions} has no effect with model.positions "
+            f"{model.positions}; set it to none"
+        )
+    if model.positions == "relative":
+        yield from _find_relative_conflicts(model)
+    rate = model.dropout_rate if model.attention_dropout_rate is None else model.attention_dropout_rate
+    if model.attention == "cudnn" and rate:
+        yield (
+            f"model.attention cudnn does not support the attention dropout rate {rate}; set "
+            "model.attention_dropout_rate=0, or model.attention=auto"
+        )
+    if model.attention in ("cudnn", "pallas") and model.dtype != "bfloat16":
+        yield (
+            f"model.attention {model.attention} needs model.dtype bfloat16, but model.dtype is "
+            f"{model.dtype}; set it, or use auto"
+        )
+    yield from _find_length_conflicts(config)
+
+
+def _find_relative_conflicts(model: ModelConfig) -> Iterator[str]:
+    if model.architecture == "decoder_only":
+        yield (
+            "model.positions relative needs an encoder_decoder with self-attention, but model.architecture "
+            "is decoder_only; use other positions"
+        )
+    if model.decoder_self_attention != "attention":
+        yield (
+            "model.positions relative needs self-attention, but model.decoder_self_attention is "
+            f"{model.decoder_self_attention}; use other positions"
+        )
+    # The exact half of the buckets of a direction: wider buckets begin after it.
+    if model.relative_buckets % 4 or model.relative_distance <= model.relative_buckets // 2:
+        yield (
+            f"model.relative_buckets {model.relative_buckets} must be a multiple of 4, and "
+            f"model.relative_distance {model.relative_distance} more than half of it; the usual numbers are "
+            "32 and 128"
+        )
+
+
+def _find_length_conflicts(config: Config) -> Iterator[str]:
+    data, most = config.data, config.model.longest_input
+    longest, what = max(data.max_source_length, data.max_target_length), "sentence length"
+    if not data.source_language:
+        longest = data.max_target_length
+    elif config.model.architecture == "decoder_only":
+        longest = data.max_source_length + data.max_target_length
+        what = "length of source plus target"
+    if most is not None and longest > most:
+        yield (
+            f"model.max_positions {most} is below the maximum {what}, {longest} tokens; raise it or lower "
+            "data.max_source_length and data.max_target_length"
+        )
+
+
+def _find_decoder_only_conflicts(config: Config) -> Iterator[str]:
+    data, model = config.data, config.model
+    decoder_only = model.architecture == "decoder_only"
+    if not data.source_language and not decoder_only:
+        yield (
+            "data.source_language is empty, which means a language model, but model.architecture is "
+            f"{model.architecture}; set model.architecture=decoder_only or set data.source_language"
+        )
+    if decoder_only and model.decoder_self_attention != "attention":
+        yield (
+            f"model.decoder_self_attention is {model.decoder_self_attention}, but a decoder_only model reads "
+            "its source by self-attention; set it to attention, or set model.architecture=encoder_decoder"
+        )
+    if decoder_only and model.target_start != "symbol":
+        yield (
+            f"model.target_start is {model.target_start}, but model.architecture is decoder_only, in which "
+            "targets follow sources; set model.target_start=symbol"
+        )
+    if not model.source_end and (decoder_only or model.padding_mask == "none"):
+        yield (
+            "model.source_end False masks the end symbol as padding, which needs "
+            "model.architecture=encoder_decoder and model.padding_mask=source or both, but "
+            f"model.architecture is {model.architecture} and model.padding_mask is {model.padding_mask}; set "
+            "it to True"
+        )
+    if decoder_only and model.tying == "embeddings":
+        yield "model.tying embeddings needs two embeddings, but decoder_only has one; use none or all"
+    if decoder_only and data.source_language and not config.vocab.joint:
+        yield (
+            "decoder_only reads source and target as one sequence, but vocab.joint is False; set it to True"
+        )
+
+
+def _find_sharing_conflicts(config: Config) -> Iterator[str]:
+    """Find what is wrong of tied matrices, and of the head that learns alignments."""
+    model, alignment = config.model, config.model.alignment
+    decoder_only = model.architecture == "decoder_only"
+    if not (config.vocab.joint or decoder_only) and model.tying in ("all", "embeddings"):
+        yield (
+            f"model.tying {model.tying} needs a joint vocabulary, but vocab.joint is False; set it to True, "
+            f"or use model.tying={'target_output' if model.tying == 'all' else 'none'}"
+        )
+    if not alignment.weight:
+        return
+    if decoder_only:
+        yield (
+            f"model.alignment.weight is {alignment.weight}, but a decoder_only model has no cross-attention "
+            "to learn alignments; set it to 0"
+        )
+    layers = model.num_decoder_layers
+    if not -layers <= alignment.layer < layers:
+        yield (
+            f"model.alignment.layer is {alignment.layer}, but the decoder has {layers} layers; it must be "
+            f"from {-layers} to {layers - 1}"
+        )
+
+
+def _find_data_conflicts(config: Config) -> Iterator[str]:
+    data = config.data
+    sets, weight = len(data.dataset.split(",")), config.model.alignment.weight
+    if len(data.weights) not in (0, sets):
+        yield (
+            f"data.weights has {len(data.weights)} numbers for {sets} data sets ({data.dataset}); give one "
+            "number for each set"
+        )
+    inline_noise = any(noise.inline for noise in _find_noises(data).values())
+    if any(data.alignments) and not (weight or inline_noise):
+        yield (
+            f"data.alignments is {','.join(data.alignments)}, but model.alignment.weight is 0, which means "
+            "no guided alignment; set model.alignment.weight=0.1, or leave out data.alignments"
+        )
+    if weight and not any(data.alignments):
+        yield (
+            f"model.alignment.weight is {weight}, but data.alignments names no file; make one with align and "
+            "set data.alignments=train.align, or set model.alignment.weight=0"
+        )
+    if len(data.alignments) not in (0, 1, sets):
+        yield (
+            f"data.alignments has {len(data.alignments)} names for {sets} data sets ({data.dataset}); give "
+            "one name for each set, empty for a set without such a file, or one for all"
+        )
+    if data.clean.language != "off" and not data.clean.language_model:
+        yield (
+            f"data.clean.language {data.clean.language} needs a model: set data.clean.language_model to a "
+            "file such as lid.176.bin"
+        )
+    yield from _find_batch_conflicts(config)
+    if data.context and not data.source_language:
+        yield (
+            f"data.context is {data.context}, but a language model has no sources to read lines before "
+            "(data.source_language is empty); set it to 0"
+        )
+    if data.context and (data.valid_pairs or data.test_pairs):
+        yield (
+            f"data.context is {data.context}, but data.valid_pairs {data.valid_pairs} and data.test_pairs "
+            f"{data.test_pairs} hold out single lines of documents that are trained on; set both to 0, and "
+            "give files of whole documents for validation and test"
+        )
+
+
+def _find_batch_conflicts(config: Config) -> Iterator[str]:
+    data = config.data
+    longest = max(data.max_source_length if data.source_language else 0, data.max_target_length)
+    if data.batch_tokens < longest * data.row_multiple:
+        yield (
+            f"data.batch_tokens {data.batch_tokens} is too small for data.row_multiple {data.row_multiple} "
+            f"rows of the maximum length {longest}; raise it to {longest * data.row_multiple} or lower "
+            "data.max_source_length and data.max_target_length"
+        )
+    if data.batch_pairs and data.batching == "pack":
+        yield f"data.batch_pairs {data.batch_pairs} has no effect with data.batching=pack; set it to 0"
+    if config.model.padding_mask == "none" and data.batching == "pack":
+        yield "model.padding_mask none cannot separate the pairs of a packed row; use data.batching=bucket"
+    if data.batch_pairs % data.row_multiple:
+        yield (
+            f"data.batch_pairs is {data.batch_pairs}; it must be a multiple of data.row_multiple "
+            f"{data.row_multiple}"
+        )
+
+
+def _find_vocab_conflicts(vocab: VocabConfig) -> Iterator[str]:
+    for name in ("size", "source_size"):
+        if getattr(vocab, name) == 0 and vocab.kind not in ("word", "char"):
+            yield f"vocab.{name} 0 means all words or characters, but vocab.kind is {vocab.kind}; give a size"
+    if vocab.joint and vocab.source_size is not None:
+        yield (f"vocab.source_size {vocab.source_size} has no effect with vocab.joint=True; set it to none")
+    if vocab.kind == "pretrained" and (vocab.symbols or not vocab.joint):
+        yield (
+            "vocab.kind pretrained is one vocabulary for both languages, without symbols of its own; set "
+            "vocab.joint=True and leave out vocab.symbols"
+        )
+    ids = {name: getattr(vocab, name) for name in ("pad_id", "bos_id", "eos_id", "unk_id")}
+    smallest = min((size for size in (vocab.size, vocab.size_of_source) if size > 0), default=4)
+    distinct = len(set(ids.values())) == 4 or vocab.kind == "pretrained"
+    if not distinct or max(ids.values()) >= smallest:
+        yield (f"the special ids must be four different numbers from 0 to {smallest - 1}, but they are {ids}")
+    if vocab.sampling and vocab.kind not in ("bpe", "unigram"):
+        yield (
+            f"vocab.sampling {vocab.sampling} needs vocab.kind bpe or unigram, not vocab.kind {vocab.kind}; "
+            "set vocab.sampling=0"
+        )
+
+
+def _find_training_conflicts(config: Config) -> Iterator[str]:
+    train, optim = config.train, config.optim
+    if not config.data.source_language and train.best_metric != "loss":
+        yield (
+            f"train.best_metric is {train.best_metric}, but a language model has no translations to score "
+            "(data.source_language is empty); set train.best_metric=loss"
+        )
+    if not config.data.source_language and config.data.clean.scores:
+        yield (
+            "data.clean.scores needs pairs, but data.source_language is empty, which means a language model; "
+            "leave out data.clean.scores"
+        )
+    if config.model.scan_layers is True and optim.optimizer == "muon":
+        yield (
+            "optim.optimizer muon needs a separate matrix for each layer, but model.scan_layers is True; set "
+            "it to False, or use another optimizer"
+        )
+    if optim.weight_decay and optim.optimizer in ("adam", "adafactor"):
+        yield (
+            f"optim.weight_decay {optim.weight_decay} has no effect with optim.optimizer {optim.optimizer}; "
+            "use adamw, lion or muon"
+        )
+    if not optim.lora.rank and optim.lora != LoraConfig():
+        yield "optim.lora.rank is 0, so other settings of optim.lora have no effect; give a rank, such as 8"
+    if train.average_last > train.keep_checkpoints:
+        yield (
+            f"train.average_last {train.average_last} is more than train.keep_checkpoints "
+            f"{train.keep_checkpoints}; raise train.keep_checkpoints"
+        )
+    if train.final_checkpoint == "average" and train.average_last < 2:
+        yield (
+            f"train.final_checkpoint is average, but train.average_last is {train.average_last}; raise it "
+            "to 2"
+        )
+
+
+def _find_search_conflicts(search: SearchConfig, model: ModelConfig, where: str) -> Iterator[str]:
+    """Find conflicts; `where` stands before the names of options, as in --beam_size."""
+    if search.coverage_penalty and model.architecture == "decoder_only":
+        yield (
+            f"{where}coverage_penalty is {search.coverage_penalty}, but a decoder_only model has no "
+            "cross-attention to measure coverage by; set it to 0"
+        )
+    if search.coverage_penalty and not model.source_end:
+        yield (
+            f"{where}coverage_penalty is {search.coverage_penalty}, but with model.source_end=False no "
+            "attention covers the end of a source; set it to 0"
+        )
+    if search.method == "beam" and search.beam_size % search.diversity_groups:
+        yield (
+            f"{where}beam_size {search.beam_size} is not divisible by {where}diversity_groups "
+            f"{search.diversity_groups}; the nearest multiple is "
+            f"{_nearest_multiple(search.beam_size, search.diversity_groups)}"
+        )
+    yield from _find_choice_conflicts(search, where)
+    shortest = search.min_length_ratio + search.min_length_offset
+    # Both limits are linear in the source length: a minimum that is within the maximum at one token and does
+    # not rise faster is within it at every length.
+    if search.min_length_ratio > search.max_length_ratio or (
+        shortest > 1 and shortest > search.max_length_ratio + search.max_length_offset
+    ):
+        yield (
+            f"the minimum translation length ({where}min_length_ratio {search.min_length_ratio} * source + "
+            f"{where}min_length_offset {search.min_length_offset}) is above the maximum of some sources "
+            f"({where}max_length_ratio {search.max_length_ratio} * source + {where}max_length_offset "
+            f"{search.max_length_offset}); lower the minimum or raise the maximum"
+        )
+
+
+def _find_choice_conflicts(search: SearchConfig, where: str) -> Iterator[str]:
+    """Find what is wrong of the choice among several translations of a sentence."""
+    if search.mbr and search.method == "greedy":
+        yield (
+            f"{where}mbr is {search.mbr}, but {where}method is greedy, which finds one translation, so that "
+            "there is none to choose; use sample or beam, or leave out mbr"
+        )
+    if search.mbr and search.rerank:
+        yield (
+            f"{where}mbr is {search.mbr} and {where}rerank is {search.rerank}, but only one score can choose "
+            "a translation; leave one out"
+        )
+    if search.rerank and search.method != "beam":
+        yield (
+            f"{where}rerank is {search.rerank}, but {where}method is {search.method}, which has no list of "
+            "hypotheses to choose from; use beam search, or leave it out"
+        )
+    if search.rerank_weight is not None and not search.rerank:
+        yield (
+            f"{where}rerank_weight {search.rerank_weight} has no effect without search.rerank; give a "
+            "scorer, or leave it out"
+        )
 
 
 def _find_noises(data: DataConfig) -> dict[str, NoiseConfig]:
@@ -345,11 +390,7 @@ def _find_noises(data: DataConfig) -> dict[str, NoiseConfig]:
     return {"data.noise": data.noise, **stages}
 
 
-def _has_inline_noise(data: DataConfig) -> bool:
-    return any(noise.inline for noise in _find_noises(data).values())
-
-
-def _noise_problems(data: DataConfig) -> Iterator[str]:
+def _find_noise_conflicts(data: DataConfig) -> Iterator[str]:
     for where, noise in _find_noises(data).items():
         if noise.inline and not any(data.alignments):
             yield f"{where}.inline is {noise.inline}, but data.alignments names no file; make one with align"
@@ -359,6 +400,29 @@ def _noise_problems(data: DataConfig) -> Iterator[str]:
                     f"{where}.{kind} is {rate}, but a language model has no sources to change "
                     "(data.source_language is empty); set it to 0"
                 )
+
+
+def _find_symbol_problems(vocab: VocabConfig) -> Iterator[str]:
+    for symbol in vocab.symbols:
+        if not symbol or symbol != "".join(symbol.split()) or vocab.symbols.count(symbol) > 1:
+            yield (
+                f"vocab.symbols has {symbol!r}; symbols are different from each other, and neither empty nor "
+                "with spaces"
+            )
+        elif _OWN_PIECE.fullmatch(symbol):
+            yield f"vocab.symbols has {symbol}, which the vocabulary defines itself; leave it out"
+
+
+def _find_flag_problems(flags: Iterable[str]) -> Iterator[str]:
+    for flag in flags:
+        if not re.fullmatch(r"xla_\w+=\S+", flag):
+            yield f"parallel.xla_flags has {flag!r}; give each flag as xla_NAME=VALUE, without dashes"
+        elif "/" in flag or _OF_FILES & set(flag.partition("=")[0].split("_")):
+            yield f"parallel.xla_flags has {flag!r}, which may name a file; set it as XLA_FLAGS=--{flag}"
+
+
+def _nearest_multiple(value: int, divisor: int) -> int:
+    return max(1, round(value / divisor)) * divisor
 
 
 def search_width(options: SearchConfig, n_best: int) -> int:

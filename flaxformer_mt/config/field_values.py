@@ -10,7 +10,7 @@ import reprlib
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -186,14 +186,7 @@ def read_value(
         if isinstance(items, list | tuple):
             return tuple(read_value(item, args[0], where, bounds, from_text=from_text) for item in items)
     elif origin is Literal or kind is bool:
-        choices = args or (True, False)
-        if from_text and True in choices:
-            value = _BOOLS.get(value.lower(), value)
-        if not any(type(value) is type(choice) and value == choice for choice in choices):  # 1 is not True
-            texts = list(map(str, choices))
-            similar = suggest(str(value).lower(), texts)
-            raise UserError(f"{where} is {show_value(value)}{similar} (allowed: {', '.join(texts)})")
-        return value
+        return _read_choice(value, args or (True, False), where, from_text=from_text)
     elif dataclasses.is_dataclass(kind):
         if isinstance(value, dict):
             return make_section(typing.cast(type, kind), value, where)
@@ -212,6 +205,16 @@ def read_value(
     elif isinstance(value, kind):
         return value
     raise UserError(f"{where} is {show_value(value)}; it must be {_describe(kind, bounds)}")
+
+
+def _read_choice(value: Any, choices: Sequence[Any], where: str, *, from_text: bool) -> Any:
+    if from_text and True in choices:
+        value = _BOOLS.get(value.lower(), value)
+    if not any(type(value) is type(choice) and value == choice for choice in choices):  # 1 is not True
+        texts = list(map(str, choices))
+        similar = suggest(str(value).lower(), texts)
+        raise UserError(f"{where} is {show_value(value)}{similar} (allowed: {', '.join(texts)})")
+    return value
 
 
 def _read_number(value: Any, kind: type, *, from_text: bool) -> Any:

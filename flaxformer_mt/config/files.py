@@ -37,7 +37,6 @@ _DIGEST = "blake2b"
 # The entry with our config that config.json has in the folders that `export` writes.
 _EXPORTED = "flaxformer_mt"
 
-
 DEFAULT_CONFIG = "toy_de_en"
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -97,7 +96,7 @@ def save_config(config: Config, path: Path) -> None:
     """Write a config as JSON, at once, with a digest of its values: a changed number would go unnoticed."""
     values = to_dict(config)
     text = json.dumps(values | {_DIGEST: _digest_of(values)}, indent=2)
-    write_atomically(path, f"{text}\n".encode())
+    write_atomically(path, f"{text}\n".encode(), sync=True)
 
 
 def _digest_of(values: dict[str, Any]) -> str:

@@ -53,6 +53,8 @@ _TABLE: dict[str, Removed] = {
     "optim.lora.tokens": Removed(
         0, "it gained nothing (37.76 BLEU, 37.68 without); optim.lora.also_train trains tables", needed=True
     ),
+    "optim.final_fraction": Removed(0.0, "schedules cosine and linear fall to 0"),
+    "model.alignment.head": Removed(0, "the first head of a layer learns alignments", needed=True),
     "data.target_context": Removed(False, _TARGET_CONTEXT, needed=True),
     "--repetitions": Removed("keep", _REPETITIONS),
     "--comet": Removed(None, _COMET),

@@ -314,10 +314,8 @@ class GuidedAlignmentConfig:
     # Weight of the cross-entropy between the head's attention and the alignments in the loss; 0.05 to 0.5 is
     # usual. 0: no guided alignment.
     weight: Annotated[float, between(0, 100)] = 0.0
-    # Decoder layer of the head. 0: first layer; -1: last.
+    # Decoder layer of the head, the first one of its layer. 0: first layer; -1: last.
     layer: Annotated[int, between(-10_000, 10_000)] = -1
-    # Number of the head in its layer, counted from 0.
-    head: Annotated[int, at_least(0)] = 0
     # Decoder step whose attention aligns a target token. predict: the step that predicts the token. read: the
     # following step, whose input is the token. read is more accurate, and works best in layer 0 or 1.
     step: Literal["predict", "read"] = "predict"
@@ -520,8 +518,8 @@ class OptimConfig:
     learning_rate: Annotated[
         float, above(0, at_most=1000), USUAL, KnownAs("lr learn_rate initial_learning_rate")
     ] = 1e-3
-    # After linear warm-up, the learning rate stays (constant), falls until train.steps (cosine, linear) or
-    # falls with 1/sqrt(update) (inverse_sqrt, noam). noam is equation 3 of Vaswani et al. 2017.
+    # After linear warm-up, the learning rate stays (constant), falls to 0 at train.steps (cosine, linear)
+    # or falls with 1/sqrt(update) (inverse_sqrt, noam). noam is equation 3 of Vaswani et al. 2017.
     schedule: Annotated[
         Literal["noam", "inverse_sqrt", "cosine", "linear", "constant"],
         KnownAs("lr_scheduler decay_method scheduling lr_decay_inv_sqrt"),
@@ -531,8 +529,6 @@ class OptimConfig:
     warmup_steps: Annotated[
         int, at_least(0), USUAL, KnownAs("warmup warmup_updates lr_warmup learning_rate_warmup")
     ] = 4000
-    # Final learning rate of schedules cosine and linear, as a fraction of learning_rate. 0: down to zero.
-    final_fraction: Annotated[float, between(0, 1)] = 0.0
     # Beta 1 of adam (decay rate of the mean of gradients) and lion, and momentum of muon; 0.9 is usual.
     b1: Annotated[float, share()] = 0.9
     # Beta 2 of adam (decay rate of the mean of squared gradients; 0.98 in Vaswani et al. 2017) and lion.

@@ -71,6 +71,8 @@ Rules = Iterable[Rule | Constant]
 # [B, T, D] that the decoder begins with.
 Outputs = Callable[[Batch], np.ndarray]
 
+_ONLY_READ = "its files are only read; give another --format, such as torch or ctranslate2"
+
 
 def constraining_options(search: SearchConfig) -> list[str]:
     """Return the options of a search, with their values, that exclude or force translations in every beam."""
@@ -93,7 +95,7 @@ class Format:
       and the supported values.
     more_problems: the same for what the config does not say: parameters and vocabularies.
     write: writes all files into an existing folder; the third argument is the quantization, "none" where the
-      format has no other.
+      format has no other. None for import-only formats.
     open: loads the files with the foreign system and returns its forward function, for the parity check. It
       takes the path, and for an import what the user has given: the class is then built from that. None for
       import-only formats, whose systems need not be installed.
@@ -104,26 +106,15 @@ class Format:
     """
 
     name: str
-    problems: Callable[[Config], list[str]]
-    write: Callable[[Weights, Path, str], None]
-    open: Callable[..., Outputs] | None
-    read: Callable[[Path, ImportOverrides], Weights] | None
+    problems: Callable[[Config], list[str]] = lambda config: [_ONLY_READ]
+    write: Callable[[Weights, Path, str], None] | None = None
+    open: Callable[..., Outputs] | None = None
+    read: Callable[[Path, ImportOverrides], Weights] | None = None
     quantity: Literal["logits", "log_probs", "target vectors"] = "logits"
     quantizations: tuple[str, ...] = ("none",)
     lost_options: Callable[[SearchConfig], list[str]] = constraining_options
     write_shortlist: Callable[[Shortlist, Path], None] | None = None
     more_problems: Callable[[Weights], list[str]] = lambda weights: []
-
-    @classmethod
-    def read_only(cls, name: str, read: Callable[[Path], Weights]) -> "Format":
-        """Return an import-only format, whose files describe themselves: its problems say so."""
-        reason = "its files are only read; give another --format, such as torch or ctranslate2"
-
-        def read_alone(path: Path, overrides: ImportOverrides) -> Weights:
-            refuse_overrides(overrides, path)
-            return read(path)
-
-        return cls(name, lambda config: [reason], lambda *arguments: None, None, read_alone)
 
 
 def shapes_of(config: ModelConfig, *, source_size: int, target_size: int) -> Shapes:

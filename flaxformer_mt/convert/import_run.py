@@ -7,9 +7,9 @@ to some of them.
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import Any, TypedDict, cast
 
 import numpy as np
 
@@ -56,7 +56,6 @@ _CHECKPOINT_NAMES = {
 }
 # Files with tensors.
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
-
 
 # Spellings of the special symbols.
 _SPECIALS = {
@@ -295,26 +294,10 @@ def import_run(
     origin, run_dir = str(path), open_copy(run_dir)
     if run_dir.exists() and not (run_dir.is_dir() and not any(run_dir.iterdir())):
         raise UserError(f"{run_dir} exists and is not an empty folder; give another --run=DIR")
-    hub_name = find_hub_name(path)
-    path = fetch_input(path) if hub_name is None else fetch_model(hub_name)
-    if not path.exists():
-        like_hub_name = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@\w+)?", origin)
-        hint = f", or --input=hf:{origin} for the model of Hugging Face's Hub" if like_hub_name else ""
-        raise UserError(f"{path} does not exist; give the folder of the model as --input=PATH{hint}")
+    path = _fetch(path)
     source = find_format(format_name or find_format_name(path), formats.IMPORTED)
-    if source.read is None:
-        raise UserError(f"format {source.name} is export-only: its files do not contain the complete model")
     overrides = ImportOverrides(config, None if vocab is None else read_user_vocabs(Path(vocab).expanduser()))
-    weights = source.read(path, overrides)
-    if overrides.vocabs is not None:
-        weights = dataclasses.replace(
-            weights, config=formats.fit_vocabulary(weights.config, overrides.vocabs)
-        )
-    if languages is not None:
-        weights = dataclasses.replace(weights, config=choose_languages(weights, languages))
-    validate(weights.config)
-    if bad := [name for name, leaf in weights.leaves.items() if not np.isfinite(leaf).all()]:
-        raise UserError(f"the imported model has non-finite values in {', '.join(bad)}")
+    weights = _read(source, path, overrides, languages)
     if vocab_text and not isinstance(weights.vocabs.target, PretrainedVocab):
         raise UserError(f"--vocab_text is {vocab_text[0]}, but this model has no vocabulary that can be cut")
     if run_dir.is_symlink():
@@ -334,24 +317,56 @@ def import_run(
             "pieces": weights.vocabs.target.size,
         }
         del weights, leaves  # memory holds one of the two models at a time
-        parity = None if ours is None else _compare(source, ours, path, overrides)
-        if parity is not None and not parity.is_within(tolerance):
-            raise UserError(
-                f"the imported model differs from {path} by {parity.largest_difference:.3g} in "
-                f"{parity.quantity}, more than --tolerance={tolerance:g}; nothing was written"
-            )
+        checked: Mapping[str, Any] = {
+            "checked_on": f"nothing: {source.name} files are read without their toolkit"
+        }
+        if ours is not None:
+            checked = dataclasses.asdict(_compare(source, ours, path, overrides, tolerance))
     publish(run_dir)
-    unchecked = {"checked_on": f"nothing: {source.name} files are read without their toolkit"}
-    checked = unchecked if parity is None else dataclasses.asdict(parity)
-    return cast(ImportResult, {"format": source.name, "run": str(run_dir)} | counts | checked)
+    return cast(ImportResult, {"format": source.name, "run": str(run_dir), **counts, **checked})
 
 
-def _compare(source: Format, ours: OwnOutputs, path: Path, overrides: ImportOverrides) -> Parity:
+def _fetch(path: str | Path) -> Path:
+    """Return a local copy of a model, which may be in a store or on the Hub."""
+    hub_name = find_hub_name(path)
+    local = fetch_input(path) if hub_name is None else fetch_model(hub_name)
+    if not local.exists():
+        like_hub_name = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@\w+)?", str(path))
+        hint = f", or --input=hf:{path} for the model of Hugging Face's Hub" if like_hub_name else ""
+        raise UserError(f"{local} does not exist; give the folder of the model as --input=PATH{hint}")
+    return local
+
+
+def _read(source: Format, path: Path, overrides: ImportOverrides, languages: Sequence[str] | None) -> Weights:
+    """Read a model for some languages, and check what its files say."""
+    if source.read is None:
+        raise UserError(f"format {source.name} is export-only: its files do not contain the complete model")
+    weights = source.read(path, overrides)
+    if overrides.vocabs is not None:
+        config = formats.fit_vocabulary(weights.config, overrides.vocabs)
+        weights = dataclasses.replace(weights, config=config)
+    if languages is not None:
+        weights = dataclasses.replace(weights, config=choose_languages(weights, languages))
+    validate(weights.config)
+    if bad := [name for name, leaf in weights.leaves.items() if not np.isfinite(leaf).all()]:
+        raise UserError(f"the imported model has non-finite values in {', '.join(bad)}")
+    return weights
+
+
+def _compare(
+    source: Format, ours: OwnOutputs, path: Path, overrides: ImportOverrides, tolerance: float
+) -> Parity:
     assert source.open is not None
     try:
-        return compare(ours, source.open(path, overrides))
+        parity = compare(ours, source.open(path, overrides))
     except UserError:
         raise
     except Exception as error:  # another system fails at files of another origin in many ways
         reason = describe_error(error)
         raise UserError(f"{path} cannot be opened as a {source.name} model: {reason}") from error
+    if not parity.is_within(tolerance):
+        raise UserError(
+            f"the imported model differs from {path} by {parity.largest_difference:.3g} in "
+            f"{parity.quantity}, more than --tolerance={tolerance:g}; nothing was written"
+        )
+    return parity

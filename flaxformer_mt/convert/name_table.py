@@ -50,7 +50,6 @@ CONVOLUTION_BOTH = Layout(lambda a: a.transpose(2, 1, 0), lambda a, shape: a.tra
 # [V] -> [1, V].
 ROW = Layout(lambda a: a[None], lambda a, shape: a[0])
 
-
 # Flax parameters by path: {"encoder/layers_0/...": float32 array}.
 Leaves = dict[str, np.ndarray]
 # Foreign arrays by name.

@@ -167,6 +167,30 @@ def read_network(
         {name: field.bounds for field, groups in names if field.bounds for name in groups} | dict(numbers),
         path,
     )
+    network, problems = _translate(names, stored)
+    values = {**options, **stored}
+    equal = [*(groups for _, groups in names if len(groups) > 1), *equal]
+    problems += [
+        f"{first} is {values.get(first)} and {name} is {values.get(name)}; they must be equal"
+        for first, *rest in equal
+        for name in rest
+        if values.get(first) != values.get(name)
+    ]
+    problems += [
+        _explain(name, options[name], neutral)
+        for name, neutral in others.items()
+        if options.get(name) is not None and not any(_is_same(options[name], value) for value in neutral)
+    ]
+    if problems:
+        lines = "\n".join(f"{path}: {problem}" for problem in problems)
+        raise UserError(f"{lines}\nother models are not imported: train one with the supported values")
+    return ModelConfig(**network)
+
+
+def _translate(
+    names: Sequence[tuple[Field, Sequence[str]]], stored: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return our values of the fields that foreign options have, and what is not supported of them."""
     problems: list[str] = []
     network: dict[str, Any] = {}
     for field, groups in names:
@@ -180,23 +204,7 @@ def read_network(
             problems.append(_explain(groups[0], values[0], field.values))
         else:
             network[field.ours] = found
-    equal = [*(groups for _, groups in names if len(groups) > 1), *equal]
-    problems += [
-        f"{group[0]} is {stored.get(group[0], options.get(group[0]))} and {name} is "
-        f"{stored.get(name, options.get(name))}; they must be equal"
-        for group in equal
-        for name in group[1:]
-        if stored.get(group[0], options.get(group[0])) != stored.get(name, options.get(name))
-    ]
-    problems += [
-        _explain(name, options[name], neutral)
-        for name, neutral in others.items()
-        if options.get(name) is not None and not any(_is_same(options[name], value) for value in neutral)
-    ]
-    if problems:
-        lines = "\n".join(f"{path}: {problem}" for problem in problems)
-        raise UserError(f"{lines}\nother models are not imported: train one with the supported values")
-    return ModelConfig(**network)
+    return network, problems
 
 
 def _join(stored: Mapping[str, Any], group: str) -> Any:

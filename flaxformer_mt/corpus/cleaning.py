@@ -4,7 +4,7 @@ Works on row numbers, the same for every data set. Workers check blocks of pairs
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,19 +72,10 @@ def clean(
     if not may_drop:
         unasked = {name: "off" for name, action in actions.items() if action == "off"}
         actions = dict.fromkeys(_PROBLEMS, "keep") | unasked | {"invalid_utf8": "refuse"}
-    problems: dict[str, dict[str, Any]] = {}
-    keep = np.ones(len(split), dtype=bool)
+    findings = _Findings(split, {**actions, "scores": "drop"})
+    keep = findings.keep
     hashes = np.zeros((len(split), 2), np.uint64)
     sentences = np.zeros((len(split), 2), np.uint64) if digests else None
-
-    def add(name: str, finding: Finding, start: int) -> None:
-        problem = problems.setdefault(name, {"count": 0, "action": actions[name], "examples": []})
-        problem["count"] += finding.pairs
-        wanted = EXAMPLES - len(problem["examples"])
-        problem["examples"] += [
-            split.make_example(start + row, side, pair) for row, side, pair in finding.examples[:wanted]
-        ]
-
     make = functools.partial(CheckBlocks, rules, actions, split.languages, digests)
     pool = pool.for_work(len(split) / BLOCK, least=_FEW_BLOCKS)
     with (
@@ -100,27 +91,47 @@ def clean(
                 sentences[start : start + BLOCK] = verdict.sentences
             count(len(verdict.kept))
             for name, finding in verdict.problems.items():
-                add(name, finding, start)
-
-    def add_rows(name: str, rows: np.ndarray) -> None:
-        if len(rows):
-            first = rows[:EXAMPLES].tolist()
-            examples = [(row, 0, pair) for row, pair in zip(first, split.read(first), strict=True)]
-            add(name, Finding(len(rows), examples), 0)
-            if actions[name] != "keep":
-                keep[rows] = False
-
+                findings.add(name, finding, start)
     for name, compared in (("duplicates", hashes), ("repeated_targets", hashes[:, 1:])):
-        add_rows(name, np.zeros(0, np.int64) if actions[name] == "off" else _find_repetitions(compared, keep))
-    actions["scores"] = "drop"
+        if actions[name] != "off":
+            findings.add_rows(name, _find_repetitions(compared, keep))
     for one in read_filters(rules.scores, "data.clean.scores") if may_drop else ():
         rows = np.flatnonzero(keep)
         with progress.part(f"scoring {split.name} by {one.name}", total=len(rows)) as count:
-            add_rows("scores", rows[~np.array(one.keep(_read_pairs(split, rows, count)), bool)])
-    _refuse(split, problems, may_drop=may_drop)
-    left = int(keep.sum())
-    report = {"name": split.name, "read": len(split), "pairs": left, "problems": problems, **split.metadata}
-    return Cleaned(None if left == len(split) else np.flatnonzero(keep), hashes, report, sentences)
+            kept = np.array(one.keep(_read_pairs(split, rows, count)), bool)
+            findings.add_rows("scores", rows[~kept])
+    _refuse(split, findings.problems, may_drop=may_drop)
+    report = {"name": split.name, "read": len(split), "pairs": int(keep.sum())}
+    report |= {"problems": findings.problems, **split.metadata}
+    return Cleaned(None if keep.all() else np.flatnonzero(keep), hashes, report, sentences)
+
+
+class _Findings:
+    """The problems of the rows of a split, by name, and which rows to keep, bool [N]."""
+
+    def __init__(self, split: RawSplit, actions: Mapping[str, str]) -> None:
+        self._split, self._actions = split, actions
+        self.problems: dict[str, dict[str, Any]] = {}
+        self.keep = np.ones(len(split), dtype=bool)
+
+    def add(self, name: str, finding: Finding, start: int) -> None:
+        """Add what was found in the rows from `start` on."""
+        empty = {"count": 0, "action": self._actions[name], "examples": []}
+        problem = self.problems.setdefault(name, empty)
+        problem["count"] += finding.pairs
+        wanted = EXAMPLES - len(problem["examples"])
+        problem["examples"] += [
+            self._split.make_example(start + row, side, pair) for row, side, pair in finding.examples[:wanted]
+        ]
+
+    def add_rows(self, name: str, rows: np.ndarray) -> None:
+        """Add a problem of these rows, which are kept only if its action is to keep them."""
+        if len(rows):
+            first = rows[:EXAMPLES].tolist()
+            pairs = zip(first, self._split.read(first), strict=True)
+            self.add(name, Finding(len(rows), [(row, 0, pair) for row, pair in pairs]), 0)
+            if self._actions[name] != "keep":
+                self.keep[rows] = False
 
 
 def _read_pairs(

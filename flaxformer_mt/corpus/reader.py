@@ -5,7 +5,7 @@ import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -141,84 +141,108 @@ def read_pairs(
     `data.valid_pairs` or `data.test_pairs`, these are held out from the training split, after cleaning.
     `tagged` sources begin with the tags of their direction, as a model of the config reads them.
     """
-    members, weights = _choose_members(config, split), config.weights
-    if split == "train" and weights and len(weights) != len(members):
-        raise UserError(
-            f"data.weights has {len(weights)} numbers for {len(members)} data sets ({config.dataset}); "
-            "give one number for each data set, or none"
-        )
-    stored: Split = split
-    if any(_is_held_out(member, config, split) for member in members):
-        stored = "train"
-    may_drop = stored == "train"
+    members = _choose_members(config, split)
+    is_held_out = any(_is_held_out(member, config, split) for member in members)
+    stored: Split = "train" if is_held_out else split
     sizes = {"valid": config.valid_pairs, "test": config.test_pairs}
-    held_out = may_drop and any(sizes.values())
-    splits, row_lists, keys, hashes, reports = [], [], [], [], []
-    identities: list[Any] = []
-    context = Context.of(config)
-    for member in members:
-        with progress.part(f"reading {member.name}"):
-            raw = _open(member, config, stored)
-        if context is not None and raw.documents is None:
-            raise UserError(
-                f"data.context is {config.context}, but the rows of {member.name} are in no known order; use "
-                "text files (parallel_text) in the order of their documents, or set data.context=0"
-            )
-        folder = cache_dir(config) / "cleaned"
-        cleaned = load_or_clean(
-            raw,
-            config.clean,
-            may_drop=may_drop,
-            digests=held_out,
-            folder=folder,
-            pool=pool,
-            progress=progress,
-        )
-        rows, report = drop_weightless(raw, cleaned.rows, cleaned.report)
-        if report["pairs"] == 0:
-            problems = ", ".join(f"{name} {problem['count']}" for name, problem in report["problems"].items())
-            noun = "pairs" if raw.has_source else "sentences"
-            raise UserError(
-                f"{member.name} has no {split} {noun} after cleaning: 0 of {report['read']} are left "
-                f"({problems or 'the split is empty'}); check the text and data.clean"
-            )
-        tags = choose_tags(config, member.direction) if tagged else ()
-        target_tag = choose_target_tag(config, member.direction)
-        splits.append(dataclasses.replace(raw, name=member.name, tags=tags, target_tag=target_tag))
-        row_lists.append(rows)
-        hashes.append(cleaned.hashes)
-        if cleaned.sentences is not None:
-            keys.append(cleaned.sentences)
-        reports.append(report | {"name": member.name})
-        if context is not None and raw.documents is not None:
-            lengths = (config.max_source_length, config.max_target_length)
-            numbers = hashlib.blake2b(raw.documents.tobytes()).hexdigest()
-            # False, and the length of targets: so that stores of earlier versions are found again.
-            identities.append(["documents", context.lines, False, lengths, numbers])
-            reports[-1]["documents"] = len(np.unique(raw.documents))
-        set_name = member.dataset.partition("@")[0]
-        # Sets without tags have the identity that they had before there were any.
-        added = [*([tags] if tags else []), *([target_tag] if target_tag else [])]
-        identities.append([set_name, raw.identity, raw.languages, *added])
+    holds_out = stored == "train" and any(sizes.values())
+    sets = [
+        _clean_set(member, config, split, stored=stored, digests=holds_out, pool=pool, progress=progress)
+        for member in members
+    ]
+    splits = [
+        _add_tags(cleaned.split, member, config, tagged=tagged)
+        for member, cleaned in zip(members, sets, strict=True)
+    ]
     _check_tables(members, splits)
-    if held_out:
-        by_split, held = hold_out(splits, row_lists, keys, sizes)
-        row_lists = [*by_split[split]]
-        for report, kept, parts in zip(reports, by_split[split], held, strict=True):
-            report |= {"pairs": len(kept), "held_out": parts}
+    rows, reports = [cleaned.rows for cleaned in sets], [cleaned.report for cleaned in sets]
+    identities = [entry for pair in zip(members, splits, strict=True) for entry in _identify(*pair, config)]
+    if holds_out:
+        keys = [cleaned.sentences for cleaned in sets if cleaned.sentences is not None]
+        by_split, held = hold_out(splits, rows, keys, sizes)
+        rows = [*by_split[split]]
+        reports = [
+            report | {"pairs": len(numbers), "held_out": counts}
+            for report, numbers, counts in zip(reports, by_split[split], held, strict=True)
+        ]
         identities.append(["held_out", list(sizes.values())])
     counts = [report["pairs"] for report in reports]
-    rules = describe_rules(config.clean) if may_drop else None
+    rules = describe_rules(config.clean) if stored == "train" else None
     return Pairs(
         splits,
-        row_lists,
+        rows,
         weights=choose_weights(config, counts) if split == "train" else (1.0,) * len(members),
         fingerprint=digest([split, rules, *identities]),
         report={"split": split, "pairs": sum(counts), "parts": reports},
-        hashes=hashes,
+        hashes=[cleaned.hashes for cleaned in sets],
         columns=read_columns(splits, config, find_files) if split == "train" else {},
-        context=context,
+        context=Context.of(config),
     )
+
+
+class _CleanedSet(NamedTuple):
+    """A data set of a mixture, its rows to read (None: all), digests of its text, and its report."""
+
+    split: RawSplit
+    rows: np.ndarray | None
+    hashes: np.ndarray
+    sentences: np.ndarray | None
+    report: dict[str, Any]
+
+
+def _clean_set(
+    member: Member,
+    config: DataConfig,
+    split: Split,
+    *,
+    stored: Split,
+    digests: bool,
+    pool: PoolOptions,
+    progress: WorkProgress,
+) -> _CleanedSet:
+    """Read the set of a split, which is `stored` in this one: held-out pairs are in train."""
+    with progress.part(f"reading {member.name}"):
+        raw = _open(member, config, stored)
+    if config.context and raw.documents is None:
+        raise UserError(
+            f"data.context is {config.context}, but the rows of {member.name} are in no known order; use "
+            "text files (parallel_text) in the order of their documents, or set data.context=0"
+        )
+    folder, may_drop = cache_dir(config) / "cleaned", stored == "train"
+    cleaned = load_or_clean(
+        raw, config.clean, may_drop=may_drop, digests=digests, folder=folder, pool=pool, progress=progress
+    )
+    rows, report = drop_weightless(raw, cleaned.rows, cleaned.report)
+    if report["pairs"] == 0:
+        problems = ", ".join(f"{name} {problem['count']}" for name, problem in report["problems"].items())
+        noun = "pairs" if raw.has_source else "sentences"
+        raise UserError(
+            f"{member.name} has no {split} {noun} after cleaning: 0 of {report['read']} are left "
+            f"({problems or 'the split is empty'}); check the text and data.clean"
+        )
+    report = report | {"name": member.name}
+    if config.context and raw.documents is not None:
+        report["documents"] = len(np.unique(raw.documents))
+    return _CleanedSet(raw, rows, cleaned.hashes, cleaned.sentences, report)
+
+
+def _add_tags(split: RawSplit, member: Member, config: DataConfig, *, tagged: bool) -> RawSplit:
+    tags = choose_tags(config, member.direction) if tagged else ()
+    target_tag = choose_target_tag(config, member.direction)
+    return dataclasses.replace(split, name=member.name, tags=tags, target_tag=target_tag)
+
+
+def _identify(member: Member, split: RawSplit, config: DataConfig) -> list[list[Any]]:
+    """Return what changes whenever the text of a set does, or what is read of it."""
+    entries: list[list[Any]] = []
+    if config.context and split.documents is not None:
+        lengths = (config.max_source_length, config.max_target_length)
+        numbers = hashlib.blake2b(split.documents.tobytes()).hexdigest()
+        # False, and the length of targets: so that stores of earlier versions are found again.
+        entries.append(["documents", config.context, False, lengths, numbers])
+    # Sets without tags have the identity that they had before there were any.
+    tags = [tag for tag in (split.tags, split.target_tag) if tag]
+    return [*entries, [member.dataset.partition("@")[0], split.identity, split.languages, *tags]]
 
 
 def _choose_members(config: DataConfig, split: Split) -> list[Member]:

@@ -53,13 +53,16 @@ def read_parquet_pairs(
             group += 1
         groups = list(range(group, table.num_row_groups))
         block: list[tuple[bytes, bytes]] = []
-        for batch in table.iter_batches(batch_size=size, row_groups=groups, columns=list(columns.values())):
+        unpacked = 0
+        for batch in table.iter_batches(batch_size=_ROWS, row_groups=groups, columns=list(columns.values())):
             texts = [_read_texts(batch, columns.get(language)) for language in languages]
             block += list(zip(*texts, strict=True))[first:]
             first = max(0, first - batch.num_rows)
+            unpacked = unpacked + batch.nbytes if block else 0
+            _check_block(path, unpacked)
             while len(block) >= size:
                 yield block[:size]
-                block = block[size:]
+                block, unpacked = block[size:], 0
         if block:
             yield block
 
@@ -144,8 +147,10 @@ _BOM = b"\xef\xbb\xbf"
 TABLES = ("tsv", "jsonl", "parquet")
 # Lines per block, the unit of reading and of what a worker is given.
 BLOCK = 16384
-# Bytes of a line: a packed file of a megabyte may have one of a gigabyte.
-_LONGEST_LINE = 1 << 24
+# Bytes of a line, and of a block of lines or rows: a packed file of a megabyte may have gigabytes.
+_LONGEST_LINE, _LARGEST_BLOCK = 1 << 24, 1 << 28
+# Rows of a table that are unpacked at a time.
+_ROWS = 64
 # Part of the cache key: raise it when the facts of a scan change.
 _FORMAT = 3
 # A file that changed less than this time before its scan may change again within one tick of the file
@@ -269,12 +274,19 @@ def _find_blocks(path: Path) -> Iterator[bytes]:
 
 
 def _read_lines(file: io.BufferedReader, path: Path) -> Iterator[bytes]:
-    number = 0
+    number = unpacked = 0
     while line := file.readline(_LONGEST_LINE):  # a binary file's lines end at b"\n" only
+        unpacked = len(line) + (unpacked if number % BLOCK else 0)
         number += 1
         if len(line) == _LONGEST_LINE:
             raise UserError(f"{path} line {number} has 16 MB or more; a line is a sentence, or a few")
+        _check_block(path, unpacked)
         yield line
+
+
+def _check_block(path: Path, size: int) -> None:
+    if size > _LARGEST_BLOCK:
+        raise UserError(f"{path} has 256 MB or more in {BLOCK} lines; a line is a sentence, or a few")
 
 
 def scan(path: Path, *, columns: int = 1) -> Scan:

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.learned_shortlist import ShortlistRequest, write_shortlist
 from flaxformer_mt.data.text_noise import TextNoise
 from flaxformer_mt.data.token_store import TokenStore
+from flaxformer_mt.data.tokenization import Drawing
 from flaxformer_mt.errors import UserError, name_full_disk, warn_user
 from flaxformer_mt.object_store.remote_runs import open_copy, publish
 from flaxformer_mt.parallel.processes import is_first
@@ -82,51 +84,79 @@ def prepare(
         check_run(run_dir, config)
         forget_preparation(run_dir, config)
     root = cache_dir(config.data)
-    train_pairs = read_pairs(config.data, "train", pool=pool, progress=progress)
+    pairs: dict[str, Pairs] = {"train": read_pairs(config.data, "train", pool=pool, progress=progress)}
     splits: tuple[Split, ...] = ("valid", "test")
-    held_out: dict[str, Pairs] = {
-        split: read_pairs(config.data, split) for split in splits if has_split(config.data, split)
-    }
-    valid_pairs = held_out.get("valid")
+    pairs |= {split: read_pairs(config.data, split) for split in splits if has_split(config.data, split)}
     making = "reading" if config.vocab.kind == "pretrained" else "training"
     with progress.part(f"{making} the vocabulary ({config.vocab.kind}, {config.vocab.size:,} pieces)"):
-        vocabs = _find_vocabs(config, train_pairs, root, run_dir)
-        check_language_tags(vocabs.source, train_pairs.tags)
-        check_language_tags(vocabs.target, filter(None, train_pairs.target_tags))
-        check_tags(vocabs.source, train_pairs.report["parts"])
-        if train_pairs.context:
-            find_separator(vocabs.source)
+        vocabs = _find_vocabs(config, pairs["train"], root, run_dir)
+        _check_vocabs(vocabs, pairs["train"])
+    _check_noise(config, pairs["train"])
+    if run_dir is not None and is_first():
+        publish(run_dir)
+    with progress.part("tokenizing", total=len(pairs["train"])) as count:
+        options = {"root": root / "tokens", "own_root": own_store, "pool": pool, "count": count}
+        train = _tokenize_train(config, pairs["train"], vocabs, **options)
+    valid = TokenStore.build(pairs["valid"], vocabs, root / "tokens") if "valid" in pairs else None
+    language = common_languages(find_directions(config.data)).source
+    lengths = _learn_lengths(train, vocabs, run_dir, language=language, context=config.data.context)
+    report = _describe_data(config, pairs, vocabs, train, lengths)
+    if overlap:
+        with progress.part("comparing the sets"):
+            held_out = {split: held for split, held in pairs.items() if split != "train"}
+            report["overlap"] = find_overlap(pairs["train"], held_out)
+    if shortlist is not None:
+        with progress.part("learning translations of pieces"):
+            report["shortlist"] = write_shortlist(shortlist, train.base, vocabs)
+    line = None if lengths is None else TargetLengths(lengths["ratio"], lengths["offset"])
+    several = None if lengths is None else lengths["several_sentences"]
+    return Prepared(vocabs, train, pairs.get("valid"), valid, pairs.get("test"), report, line, several)
+
+
+def _check_vocabs(vocabs: Vocabs, pairs: Pairs) -> None:
+    check_language_tags(vocabs.source, pairs.tags)
+    check_language_tags(vocabs.target, filter(None, pairs.target_tags))
+    check_tags(vocabs.source, pairs.report["parts"])
+    if pairs.context:
+        find_separator(vocabs.source)
+
+
+def _check_noise(config: Config, pairs: Pairs) -> None:
     noises = [config.data.noise, *(stage.noise for stage in read_stages(config.data))]
-    if any(noise.moves for noise in noises) and (train_pairs.tags or any(train_pairs.target_tags)):
+    if any(noise.moves for noise in noises) and (pairs.tags or any(pairs.target_tags)):
         raise UserError(
             "noise of the kinds random_text and inline would move the tags of languages; set their rates to 0"
         )
-    if run_dir is not None and is_first():
-        publish(run_dir)
-    tags = (part.get("tag", "") for part in train_pairs.report["parts"])
-    symbols = dict.fromkeys([*config.vocab.symbols, *train_pairs.tags, *filter(None, tags)])
-    with progress.part("tokenizing", total=len(train_pairs)) as count:
-        train = EpochStores(
-            train_pairs,
-            vocabs,
-            root / "tokens",
-            config.vocab.sampling,
-            config.seed,
-            # Noise leaves tags and the symbols of the vocabulary as they are.
-            noise=TextNoise(config.data.noise, tuple(symbols)),
-            varies=any(stage.noise.active for stage in read_stages(config.data)),
-            own_root=own_store,
-            # With data.noise.tags, alignments may be there for the sake of the text alone.
-            unused=() if config.model.alignment.weight else ("alignment",),
-            pool=pool,
-            count=count,
-        )
-    valid = TokenStore.build(valid_pairs, vocabs, root / "tokens") if valid_pairs is not None else None
-    language = common_languages(find_directions(config.data)).source
-    lengths = _learn_lengths(train, vocabs, run_dir, language=language, context=config.data.context)
-    report: dict[str, Any] = {
-        "train": train_pairs.report,
-        **{split: held_out[split].report if split in held_out else None for split in splits},
+
+
+def _tokenize_train(config: Config, pairs: Pairs, vocabs: Vocabs, **options: Any) -> EpochStores:
+    """Return the stores of the training set; `options` are those of `EpochStores`."""
+    # Noise leaves tags and the symbols of the vocabulary as they are.
+    tags = (part.get("tag", "") for part in pairs.report["parts"])
+    symbols = dict.fromkeys([*config.vocab.symbols, *pairs.tags, *filter(None, tags)])
+    noise = TextNoise(config.data.noise, tuple(symbols))
+    return EpochStores(
+        pairs,
+        vocabs,
+        drawing=Drawing(config.vocab.sampling, config.seed, noise),
+        varies=any(stage.noise.active for stage in read_stages(config.data)),
+        # With data.noise.tags, alignments may be there for the sake of the text alone.
+        unused=() if config.model.alignment.weight else ("alignment",),
+        **options,
+    )
+
+
+def _describe_data(
+    config: Config,
+    pairs: Mapping[str, Pairs],
+    vocabs: Vocabs,
+    train: EpochStores,
+    lengths: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """Return the report on the data, but for what is asked for apart."""
+    valid = pairs.get("valid")
+    return {
+        **{split: pairs[split].report if split in pairs else None for split in ("train", "valid", "test")},
         "vocabulary": {
             "kind": config.vocab.kind,
             "joint": vocabs.joint,
@@ -134,19 +164,10 @@ def prepare(
             "target_size": vocabs.target.size,
         },
         "target_lengths": lengths,
-        "lost_text": find_lost_text(valid_pairs, vocabs.target) if valid_pairs is not None else None,
+        "lost_text": find_lost_text(valid, vocabs.target) if valid is not None else None,
         **_describe_epochs(config, train),
+        "sides": _check_sides(config.data.clean.language_model, pairs),
     }
-    report["sides"] = _check_sides(config.data.clean.language_model, {"train": train_pairs, **held_out})
-    if overlap:
-        with progress.part("comparing the sets"):
-            report["overlap"] = find_overlap(train_pairs, held_out)
-    if shortlist is not None:
-        with progress.part("learning translations of pieces"):
-            report["shortlist"] = write_shortlist(shortlist, train.base, vocabs)
-    line = None if lengths is None else TargetLengths(lengths["ratio"], lengths["offset"])
-    several = None if lengths is None else lengths["several_sentences"]
-    return Prepared(vocabs, train, valid_pairs, valid, held_out.get("test"), report, line, several)
 
 
 def _learn_lengths(
@@ -189,7 +210,7 @@ def plan_first_epoch(config: Config, train: EpochStores) -> Any:
     return plan_summary(plan, *lengths)
 
 
-def _check_sides(model: str, splits: dict[str, Pairs]) -> list[dict[str, Any]]:
+def _check_sides(model: str, splits: Mapping[str, Pairs]) -> list[dict[str, Any]]:
     findings = find_side_problems(splits, load_identifier(model) if model else None)
     if is_first():
         for warning in describe_side_problems(findings):

@@ -22,11 +22,9 @@ from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.unicode_text import WORD, split_words
 
 # Part of the key of a token store: raise it when the same seed gives other text.
-_FORMAT = 2
-# The kinds in the order in which they are applied, each with its column of the random numbers of a line. The
-# other columns are drawn too, so that a seed gives the same text as in earlier versions.
-_KINDS = {"end_punctuation": 0, "lower_case": 2, "title_case": 3, "upper_case": 4, "typos": 5}
-_COLUMNS = 7
+_FORMAT = 3
+# The kinds in the order in which they are applied.
+_KINDS = ("end_punctuation", "lower_case", "title_case", "upper_case", "typos")
 # The probability of each kind of typos in a line that has typos.
 _TYPO_RATE = 0.1
 # Marks at the end of a sentence by kind, as OpusTrainer pairs them, in many scripts.
@@ -63,8 +61,7 @@ class TextNoise(NamedTuple):
         The noise of each pair depends on its index and the seed, and not on the other pairs.
         """
         rates = np.array([getattr(self.rates, kind) for kind in _KINDS])
-        numbers = np.random.default_rng(seed).random((len(pairs), _COLUMNS))
-        draws = numbers[:, list(_KINDS.values())] < rates
+        draws = np.random.default_rng(seed).random((len(pairs), len(_KINDS))) < rates
         noisy, points = list(pairs), [_NO_LINKS] * len(pairs) if links is None else list(links)
         for index, spoken in enumerate(itertools.islice(languages, len(pairs))):
             if draws[index].any():
@@ -276,8 +273,7 @@ def move_words(
     Args:
       links: the word alignment [K, 2] of each pair, if there are any.
     """
-    # Of three columns, as in earlier versions: a seed gives the same text.
-    replaced = np.random.default_rng(seed).random((len(pairs), 3))[:, 1] < rates.random_text
+    replaced = np.random.default_rng(seed).random(len(pairs)) < rates.random_text
     moved, points = list(pairs), None if links is None else list(links)
     for index, replaces in enumerate(replaced.tolist()):
         if replaces:

@@ -252,6 +252,7 @@ def evaluate_run(
     )
     run_dir, loading = open_copy(run_dir), replace(loading or LoadOptions(), **changes)
     config = read_config(run_dir / "config.json")
+    report: Mapping[str, Any]
     if not config.data.source_language:
         _check_text_alone(run_dir, config, options)
         report = _evaluate_language_model(run_dir, config, options, loading, progress)
@@ -266,7 +267,7 @@ def _evaluate_translations(
     options: EvaluationOptions,
     loading: LoadOptions,
     progress: TextIO | None,
-) -> Mapping[str, Any]:
+) -> dict[str, Any]:
     """Evaluate each direction, or find the weight of a scorer that reranks."""
     compared = [*map(parse_compared_system, options.against)]
     scoring: dict[str, Any] = {"lowercase": options.lowercase, "bleu_tokenize": options.tokenize}

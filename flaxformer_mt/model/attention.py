@@ -106,10 +106,9 @@ class MultiHeadAttention(nn.Module):
 
         They are computed apart, so that any kernel may compute the attention of the layer.
         """
-        chosen = self.config.alignment
-        if chosen.weight and self.is_mutable_collection(GUIDED):
-            self.sow(GUIDED, "head_query", self.query.of_head(x, chosen.head))
-            self.sow(GUIDED, "head_keys", self.key.of_head(memory, chosen.head))
+        if self.config.alignment.weight and self.is_mutable_collection(GUIDED):
+            self.sow(GUIDED, "head_query", self.query.of_first_head(x))
+            self.sow(GUIDED, "head_keys", self.key.of_first_head(memory))
 
     def project_memory(self, memory: Array, positions: Array | None = None) -> KeyValues:
         """Project a memory [B, M, D] to keys [B, H, K, M] and values [B, H, M, E] for all decoding steps.

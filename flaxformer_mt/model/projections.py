@@ -69,7 +69,7 @@ class Projection(nn.Module):
         quantized = Quantized(matrix, self.kernel_scale.reshape(-1))
         return multiply_quantized(self.kernels.integer_product, spec, x, quantized)
 
-    def of_head(self, x: Array, head: int) -> Array:
-        """Map x [..., D] to the features [..., K] of one of the heads H, of features [H, K]."""
-        y = self.kernels.product("...D,DK->...K", x.astype(self.dtype), self.kernel[:, head], parameter=True)
-        return (y + self.bias[head] if self.use_bias else y).astype(self.dtype)
+    def of_first_head(self, x: Array) -> Array:
+        """Map x [..., D] to the features [..., K] of the first of the heads H, of features [H, K]."""
+        y = self.kernels.product("...D,DK->...K", x.astype(self.dtype), self.kernel[:, 0], parameter=True)
+        return (y + self.bias[0] if self.use_bias else y).astype(self.dtype)

@@ -1,7 +1,5 @@
 """Checkpoints: named trees of arrays, and the training progress, in RUN/checkpoints/STEP/.
 
-
-
 RUN/checkpoints/1500/ params/ opt_state/ ...   one orbax item per tree, as nested dicts of arrays
                       manifest.json            size and digest of each file, dtype and shape of each leaf,
                                                and the training progress, needed to resume

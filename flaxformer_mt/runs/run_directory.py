@@ -189,16 +189,17 @@ def _may_differ(line: str, new: Config, newest_step: int | None) -> bool:
     return name in CHANGEABLE_FIELDS
 
 
-def is_complete(run_dir: Path, config: Config, report: Mapping[str, Any]) -> bool:
-    """Whether a run with this report has nothing left to train under this config.
+def read_final_report(run_dir: Path, config: Config) -> dict[str, Any] | None:
+    """Read the report of a run that has nothing left to train under this config; None if there is something.
 
     A run that stopped early goes on if the config has more patience than the run had, or stops no more.
     """
-    if report["step"] >= config.train.steps or report.get("stages_ended"):
-        return True
+    report = read_report(run_dir)
+    if report is None or report["step"] >= config.train.steps or report.get("stages_ended"):
+        return report
     # Reports of earlier versions do not have the patience; in those versions it could not change.
     patience = report.get("patience", read_config(run_dir / "config.json").train.patience)
-    return report["stopped_early"] and 0 < config.train.patience <= patience
+    return report if report["stopped_early"] and 0 < config.train.patience <= patience else None
 
 
 # Forms of JSON values: a type, [form] of all entries of a list, names of an object (...: any), and (form,) of
@@ -242,7 +243,7 @@ def read_report(run_dir: Path) -> dict[str, Any] | None:
 
 
 def write_report(run_dir: Path, report: Mapping[str, Any]) -> None:
-    write_atomically(run_dir / "report.json", f"{json.dumps(report, indent=2)}\n".encode())
+    write_atomically(run_dir / "report.json", f"{json.dumps(report, indent=2)}\n".encode(), sync=True)
 
 
 _NAME = ".lock"

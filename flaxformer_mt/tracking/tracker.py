@@ -127,14 +127,11 @@ class Tracker:
         self._shown_at = time.monotonic()
         self._display.say(text)
 
-    def is_silent(self) -> bool:
-        """Whether nothing has been shown for so long that a user may wonder; `show_step` ends the silence."""
-        return time.monotonic() - self._shown_at > self._display.silent_seconds
-
-    def show_step(self, step: int) -> None:
-        """Show the number of the step between two log lines; records nothing."""
-        # The values of the last log line stay on a line that is updated in place.
-        self._show(step, {} if self._display.width() is None else self._last_values)
+    def end_silence(self, step: int) -> None:
+        """Show the number of the step if nothing has been shown for so long that a user may wonder."""
+        if time.monotonic() - self._shown_at > self._display.silent_seconds:
+            # The values of the last log line stay on a line that is updated in place.
+            self._show(step, {} if self._display.width() is None else self._last_values)
 
     def start_clock(self) -> None:
         """Measure the rate of updates from now: what came before, such as compilation, is no part of it."""

@@ -113,17 +113,20 @@ def compiles_ahead(config: Config, platform: str) -> bool:
     return wanted == "all" or wanted == "auto" and platform != "cpu"
 
 
-def find_shapes(config: Config, batches: dict[str, Any], *, updates: int) -> tuple[Shape, ...]:
+def find_shapes(config: Config, epochs: Iterable[dict[str, Any]], *, updates: int) -> list[Shape]:
     """Return the batch shapes that the remaining updates will use, the one with the most work first.
 
     Args:
-      batches: the summary of an epoch (`plan_summary`).
+      epochs: the summaries of epochs, one of each stage of training (`plan_summary`).
       updates: the number of updates that are left.
     """
-    drawn = updates * config.optim.accumulation / max(1, batches["batches"])
-    found = [shape for shape in batches["shapes"] if shape["batches"] and shape["batches"] * drawn >= 1]
-    shapes = [Shape(shape["rows"], shape["source"], shape["target"]) for shape in found]
-    return tuple(sorted(shapes, key=lambda shape: -shape.work))
+    shapes = set()
+    for batches in epochs:
+        drawn = updates * config.optim.accumulation / max(1, batches["batches"])
+        for shape in batches["shapes"]:
+            if shape["batches"] and shape["batches"] * drawn >= 1:
+                shapes.add(Shape(shape["rows"], shape["source"], shape["target"]))
+    return sorted(shapes, key=lambda shape: -shape.work)
 
 
 def compile_ahead(

@@ -117,14 +117,13 @@ class Hyperparameters(NamedTuple):
     """The seed of dropout and the schedule of the learning rate, as scalars.
 
     peak: the highest learning rate. warmup: number of updates in which the rate rises, at least 1. steps: the
-    update at which it has fallen to `final_fraction` of the peak. falling: index of the schedule's shape.
+    update at which it has fallen to 0. falling: index of the schedule's shape.
     """
 
     seed: Array
     peak: Array
     warmup: Array
     steps: Array
-    final_fraction: Array
     falling: Array
 
 
@@ -140,7 +139,6 @@ def make_hyperparameters(config: Config) -> Hyperparameters:
         np.asarray(peak, np.float32),
         np.asarray(warmup, np.float32),
         np.asarray(steps, np.float32),
-        np.asarray(optim.final_fraction, np.float32),
         np.asarray(_FALLING.index(shape), np.int32),
     )
 
@@ -150,17 +148,15 @@ def learning_rate(numbers: Hyperparameters, step: Array | int) -> Array:
 
     All schedules rise linearly over the warm-up. noam is learning_rate * D^-0.5 * min(n^-0.5, n *
     warmup^-1.5) for the n-th update; inverse_sqrt has the same shape and learning_rate as its peak; cosine
-    and linear fall to final_fraction of the peak at the last step.
+    and linear fall to 0 at the last step.
     """
     number = jnp.asarray(step, jnp.float32) + 1  # from 1, since a rate of 0 would waste the first update
     gone = jnp.clip((number - numbers.warmup) / jnp.maximum(numbers.steps - numbers.warmup, 1), 0, 1)
-    linear, cosine = 1 - gone, 0.5 * (1 + jnp.cos(jnp.pi * gone))
-    final = numbers.final_fraction
     falling = (
         jnp.ones(()),
         jnp.sqrt(numbers.warmup / number),
-        final + (1 - final) * linear,
-        final + (1 - final) * cosine,
+        1 - gone,
+        0.5 * (1 + jnp.cos(jnp.pi * gone)),
     )
     return numbers.peak * jnp.minimum(number / numbers.warmup, jnp.stack(falling)[numbers.falling])
 

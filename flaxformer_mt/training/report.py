@@ -3,6 +3,7 @@
 Contains what report.json holds and its summary for humans.
 """
 
+import contextlib
 import datetime
 import platform
 import sys
@@ -13,7 +14,6 @@ from typing import Any, TextIO, TypedDict
 import flaxformer_mt
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import read_config
-from flaxformer_mt.data.prepare import Prepared
 from flaxformer_mt.errors import command_line, program_line, warn_user
 from flaxformer_mt.evaluation.evaluate import EvaluationResult, evaluate_run
 from flaxformer_mt.evaluation.evaluation_set import format_side_by_side, load_translations
@@ -22,7 +22,12 @@ from flaxformer_mt.evaluation.tables import write_text
 from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.runs.load_run import describe_start, name_checkpoint
 from flaxformer_mt.scoring.metrics import METRICS
-from flaxformer_mt.training.checkpoint_trees import TrainProgress, has_ended
+from flaxformer_mt.tracking import Tracker
+from flaxformer_mt.training.checkpoint_trees import has_ended
+from flaxformer_mt.training.setup import TrainingSetup
+
+_SCORING = "scoring the test set"
+_NO_TEST_SET = "there is no test set to score; hold one out with data.test_pairs=N"
 
 
 class TrainingReport(TypedDict, total=False):
@@ -56,16 +61,10 @@ class TrainingReport(TypedDict, total=False):
 
 
 def make_report(
-    config: Config,
-    run_dir: Path,
-    prepared: Prepared,
-    progress: TrainProgress,
-    *,
-    parameters: int,
-    hardware: str,
-    stream: TextIO | None = None,
+    config: Config, run_dir: Path, setup: TrainingSetup, tracker: Tracker, stream: TextIO | None = None
 ) -> TrainingReport:
     """Score the final checkpoint on the test set, if there is one, and collect the facts of the run."""
+    prepared, progress = setup.prepared, setup.progress
     report: TrainingReport = {
         "step": progress.step,
         "stopped_early": progress.step < config.train.steps,
@@ -73,8 +72,8 @@ def make_report(
         **({"stages_ended": has_ended(config.data, progress)} if config.data.stages else {}),
         "train_seconds": round(progress.train_seconds, 1),
         "target_tokens": progress.target_tokens,
-        "parameters": parameters,
-        "hardware": hardware,
+        "parameters": setup.parameters,
+        "hardware": setup.parallel.describe(),
         "finished": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "version": flaxformer_mt.__version__,
         "command": program_line(sys.argv),
@@ -82,9 +81,13 @@ def make_report(
         "best": {"step": progress.best_step, config.train.metrics[0]: progress.best_value},
         "data": {split: _count_pairs(prepared.report[split]) for split in ("train", "valid", "test")},
     }
+    tracker.message(_SCORING if prepared.test_pairs is not None else _NO_TEST_SET)
     if prepared.test_pairs is not None:
         further = [name for name in config.train.metrics if name not in (*METRICS, "loss")]
-        report["test"] = evaluate_run(run_dir, split="test", scorers=further, progress=stream)
+        # On a terminal, the line of the tracker alone is updated in place.
+        shown = None if stream is None or stream.isatty() or not is_first() else stream
+        with tracker.busy(_SCORING) if shown is None else contextlib.nullcontext():
+            report["test"] = evaluate_run(run_dir, split="test", scorers=further, progress=shown)
     elif config.train.final_checkpoint == "best" and is_first():
         if warning := describe_start(progress.best_step, progress.step, run_dir):
             warn_user(warning)  # as the evaluation does

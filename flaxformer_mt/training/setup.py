@@ -4,8 +4,8 @@ Puts together devices, data, model, optimizer and state, and maps a checkpoint's
 """
 
 import dataclasses
-import types
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,30 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.config.directions import find_directions
-from flaxformer_mt.corpus.mixture_weights import format_shares
 from flaxformer_mt.corpus.tfds_cache import cache_dir, compiled_dir
-from flaxformer_mt.cpu import slow_bfloat16_reason
 from flaxformer_mt.data.batch_array import BatchArray, RowShare, make_empty_batch
 from flaxformer_mt.data.buckets import Shape
-from flaxformer_mt.data.curriculum import format_stages
 from flaxformer_mt.data.prepare import Prepared, prepare
 from flaxformer_mt.data.token_store import TokenStore
-from flaxformer_mt.errors import UserError, warn_user
-from flaxformer_mt.kernels.attention_kernels import explain_attention
-from flaxformer_mt.losses import AlignmentSums
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import Model, init_params
 from flaxformer_mt.model.lora import FACTORS, has_factors, without_factors
-from flaxformer_mt.parallel import (
-    Parallel,
-    check_compiler_options,
-    enable_compilation_cache,
-    make_parallel,
-)
+from flaxformer_mt.parallel import Parallel, check_compiler_options, enable_compilation_cache, make_parallel
 from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first, work_in_all
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
-from flaxformer_mt.tracking import Tracker
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, restore_state, restore_trees
 from flaxformer_mt.training.compile_ahead import (
@@ -51,13 +39,14 @@ from flaxformer_mt.training.compile_ahead import (
     fitting_sizes,
     shapes_of,
 )
-from flaxformer_mt.training.frozen import check_patterns, describe_frozen, select_trained
-from flaxformer_mt.training.optimizers import Hyperparameters, make_hyperparameters, warmup_updates
+from flaxformer_mt.training.frozen import check_patterns, select_trained
+from flaxformer_mt.training.optimizers import Hyperparameters, make_hyperparameters
 from flaxformer_mt.training.state import TrainState, init_state, init_training_params, make_training_model
 from flaxformer_mt.training.update import (
     LossTerm,
     StepMetrics,
     Sums,
+    UpdateConfig,
     add_sums,
     make_gradient_step,
     make_train_step,
@@ -65,145 +54,35 @@ from flaxformer_mt.training.update import (
 )
 from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
 
-COMPILING_AHEAD = "compiling the update for all batch shapes"
-SCORING = "scoring the test set"
-NO_TEST_SET = "there is no test set to score; hold one out with data.test_pairs=N"
 
-
-def announce_training(tracker: Tracker, config: Config, setup: Any) -> None:
-    """Say what is trained, on what, and how."""
-    vocabs, progress = setup.prepared.vocabs, setup.progress
-    sizes = f"{vocabs.source.size:,}" if vocabs.joint else f"{vocabs.source.size:,} + {vocabs.target.size:,}"
-    directions = ", ".join(direction.name for direction in find_directions(config.data))
-    tracker.message(
-        f"{config.data.dataset} {directions}: "
-        f"{len(setup.prepared.train.base):,} {'pairs' if config.data.source_language else 'sentences'}, "
-        f"{sizes} {config.vocab.kind} pieces; "
-        f"{setup.parameters:,} parameters on {setup.parallel.describe()}"
-    )
-    if shares := setup.prepared.report.get("mixture"):
-        tracker.message(format_shares(shares))
-    for line in format_stages(setup.prepared.report.get("stages", [])):
-        tracker.message(line)
-    tracker.message(describe_attention(config, setup.parallel))
-    tracker.message(f"layers: {setup.layers}")
-    if frozen := describe_frozen(setup.state.params, config.optim):
-        tracker.message(frozen)
-    if setup.parallel.device_count > 1:
-        tracker.message("\n".join([f"{setup.parallel.layout.describe()}", *setup.placements]))
-    if config.data.row_multiple % setup.parallel.layout.row_parts:
-        tracker.message(
-            f"batches get rows of padding: data.row_multiple {config.data.row_multiple} is not divisible by "
-            f"the {setup.parallel.layout.row_parts} devices that share the rows"
-        )
-    tracker.message(describe_batches(setup.prepared.report["batches"]))
-    if long_warmup := describe_long_warmup(config):
-        tracker.message(long_warmup)
-    if progress.step:
-        tracker.message(f"resuming at step {progress.step} of {config.train.steps}")
-
-
-def describe_batches(plan: dict[str, Any]) -> str:
-    """Describe the batches of an epoch, as `plan_summary` returns them."""
-    axes = {"rows": "rows", "source": "source", "target": "target"}
-    noun = "pairs"
-    if not any(shape["source"] for shape in plan["shapes"]):  # a language model
-        axes, noun = {"rows": "rows", "target": "tokens"}, "sentences"
-    shapes = ", ".join("x".join(str(shape[axis]) for axis in axes) for shape in plan["shapes"])
-    skipped = f"; {plan['skipped']:,} {noun} are too long and left out" if plan["skipped"] else ""
-    return (
-        f"{plan['batches']:,} batches an epoch, {plan['padding']:.1%} padding, "
-        f"{len(plan['shapes'])} shapes ({' x '.join(axes.values())}): {shapes}{skipped}"
-    )
-
-
-def describe_import(checkpoints: Checkpoints) -> str:
-    """Describe the imported model that a run starts from."""
-    _, stored = checkpoints.restore(IMPORTED_STEP, {})
-    origin = stored.get("imported_from") or {}
-    names = ", ".join(str(origin[name]) for name in ("format", "path") if name in origin)
-    return (
-        f"starting from the imported model{f' ({names})' if names else ''} with a new optimizer state; "
-        f"checkpoint {IMPORTED_STEP} keeps the imported parameters"
-    )
-
-
-def describe_attention(config: Config, parallel: Parallel) -> str:
-    """Tell which kernel computes attention in the longest batches, and why."""
-    data = config.data
-    lengths = (data.max_source_length if data.source_language else 0, data.max_target_length)
-    source, target = (-(-length // data.length_multiple) * data.length_multiple for length in lengths)
-    kernel, reason = explain_attention(
-        config.model, parallel.platform, lengths=(source, target), tensor=parallel.layout.tensor
-    )
-    return f"attention: {kernel} ({reason})"
-
-
-def warn_of_slow_dtype(config: Config, platform: str) -> None:
-    """Warn in the first process if this CPU computes faster in float32 than in the chosen dtype."""
-    if config.model.dtype != "bfloat16" or platform != "cpu" or not is_first():
-        return
-    if reason := slow_bfloat16_reason():
-        warn_user(
-            f"model.dtype bfloat16 is no faster than float32 on this CPU, since {reason}; "
-            "--config.model.dtype=float32 is more exact"
-        )
-
-
-def warn_of_short_training(config: Config) -> None:
-    """Warn in the first process if the warm-up is shorter than the config says."""
-    asked, steps = config.optim.warmup_steps, config.train.steps
-    taken = warmup_updates(config.optim, total_steps=steps)
-    if taken != asked and is_first():
-        warn_user(
-            f"optim.warmup_steps {asked} is not below train.steps {steps}, at which schedule "
-            f"{config.optim.schedule} ends; the warm-up is shortened to {taken} updates"
-        )
-
-
-def describe_long_warmup(config: Config) -> str:
-    """Return what a warm-up beyond the last update does to the learning rate; "" if it ends before."""
-    steps = config.train.steps
-    warmup = warmup_updates(config.optim, total_steps=steps)
-    told = (
-        f"optim.warmup_steps {warmup} goes beyond train.steps {steps}: the learning rate rises to the end, "
-    )
-    return "" if warmup <= steps else told + f"where it is {steps / warmup:.0%} of the highest"
-
-
-def describe_stage_end(config: Config, step: int, ended: int, stage: int) -> str:
-    """Describe the end of a stage, by the numbers of the stage that ended and of the next one."""
-    stages = config.data.stages
-    following = "the last one" if stage == len(stages) else f"then stage {stages[stage].name}"
-    return f"update {step} ends stage {stages[ended].name}, {following}"
-
-
+@dataclass(frozen=True)
 class TrainStep:
-    """One update: from a state and its microbatches to the next state and the metrics to log."""
+    """One update: from a state and its microbatches to the next state and the metrics to log.
 
-    def __init__(
-        self,
-        by_shape: ProgramsByShape,
-        arguments_of: Callable[[Any, Any, Any], tuple[Any, ...]],
-        run: Callable[[TrainState, Hyperparameters, list[BatchArray]], tuple[TrainState, StepMetrics]],
-        *,
-        of_sums: tuple[Any, ...] = (),
-    ) -> None:
-        """Store the arguments.
+    by_shape: the program that reads a batch: the whole update, or its gradient. add, update: with gradient
+    accumulation, the programs that add two sums, and that update the state by one.
+    """
 
-        Args:
-          by_shape: the program that reads a batch.
-          arguments_of: its arguments, from a state, numbers and a batch.
-          run: the update, which calls it.
-          of_sums: with gradient accumulation, the programs that add two sums and update the state by one.
-        """
-        self.by_shape, self.arguments_of, self._run, self.of_sums = by_shape, arguments_of, run, of_sums
+    by_shape: ProgramsByShape
+    add: Callable[[Sums, Sums], Sums] | None = None
+    update: Callable[[TrainState, Hyperparameters, Sums], tuple[TrainState, StepMetrics]] | None = None
 
     def __call__(
-        self, state: TrainState, numbers: Hyperparameters, batches: list[BatchArray]
+        self, state: TrainState, numbers: Hyperparameters, batches: Sequence[BatchArray]
     ) -> tuple[TrainState, StepMetrics]:
         """Compute the update; donates the state."""
-        return self._run(state, numbers, batches)
+        if self.add is None or self.update is None:
+            return self.by_shape(state, numbers, batches[0])
+        sums = self.by_shape(*self.arguments_of(state, numbers, batches[0]))
+        for number, batch in enumerate(batches[1:], start=1):
+            sums = self.add(sums, self.by_shape(*self.arguments_of(state, numbers, batch, number)))
+        return self.update(state, numbers, sums)
+
+    def arguments_of(self, state: Any, numbers: Any, batch: Any, number: int = 0) -> tuple[Any, ...]:
+        """Return the arguments of the program that reads batch `number` of an update."""
+        if self.update is None:
+            return state, numbers, batch
+        return state.params, numbers, state.step, batch, np.int32(number)
 
 
 class TrainingSetup(NamedTuple):
@@ -212,18 +91,16 @@ class TrainingSetup(NamedTuple):
     parallel: Parallel
     prepared: Prepared
     model: Model
+    # Whether the program scans over the layers, and why.
+    layers: str
     # The numbers of the config on the devices.
     numbers: Hyperparameters
     train_step: TrainStep
     state: TrainState
     progress: TrainProgress
     parameters: int
-    # The sharding of each parameter, as lines for the log; empty where parameters are replicated.
-    placements: list[str]
     # Sizes of batches without padding, by their shapes with it; none: batches keep their padding.
     unpadded: UnpaddedSizes
-    # Whether the program scans over the layers, and why.
-    layers: str = ""
 
     @property
     def row_share(self) -> RowShare:
@@ -262,19 +139,9 @@ def set_up_training(
     _check_splits(config, prepared)
     vocabs = prepared.vocabs
     model, layers = make_training_model(config, parallel, sizes=(vocabs.source.size, vocabs.target.size))
-    numbers = parallel.place(make_hyperparameters(config))
-    warn_of_short_training(config)
-    warn_of_slow_dtype(config, parallel.platform)
     if config.optim.freeze or config.optim.lora.rank:
-        shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
-        check_patterns(shapes, config.optim)
-
-    def make_state() -> TrainState:
-        placement = {"sharding_of": parallel.sharding_of}
-        params = init_training_params(model, config, config.seed, **placement)
-        return parallel.init(lambda params: init_state(params, config.optim), params, donate=(0,))
-
-    state, reached = load_state(checkpoints, parallel, make_state)
+        check_patterns(jax.eval_shape(lambda: init_params(model, jax.random.key(0))), config.optim)
+    state, reached = load_state(checkpoints, parallel, lambda: _make_state(model, config, parallel))
     pairs = filter(None, (prepared.train.pairs, prepared.valid_pairs))
     texts = {text: name for part in pairs for text, name in part.name_texts().items()}
     if not allow_changed_data:
@@ -284,35 +151,35 @@ def set_up_training(
         parallel,
         prepared,
         model,
-        numbers,
+        layers,
+        parallel.place(make_hyperparameters(config)),
         compile_train_step(model, config, parallel, loss_terms=loss_terms),
         state,
         reached,
         sum(x.size for x in jax.tree.leaves(without_factors(state.params))),
-        parallel.describe_parameters(state.params),
         find_unpadded_sizes(config, parallel, [plan["shapes"] for plan in _epoch_plans(prepared)]),
-        layers,
     )
+
+
+def _make_state(model: Model, config: Config, parallel: Parallel) -> TrainState:
+    params = init_training_params(model, config, config.seed, sharding_of=parallel.sharding_of)
+    return parallel.init(lambda params: init_state(params, config.optim), params, donate=(0,))
 
 
 def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], object]) -> None:
     """Compile the update for all batch shapes that are left, before the first one, if the config says so."""
     parallel, vocab, step = setup.parallel, setup.prepared.vocabs.target, setup.train_step
-    store = setup.prepared.train.base
     shapes = shapes_left(config, setup)
     if not shapes or not compiles_ahead(config, parallel.platform):
         return
     state, numbers = shapes_of((setup.state, setup.numbers))  # the first update donates the arrays
+    packed, columns = config.data.batching == "pack", setup.prepared.train.base.columns
 
     def arguments_of(shape: Shape) -> tuple[BatchArray, tuple[Any, ...]]:
         parts = parallel.layout.row_parts
         whole = shape._replace(rows=-(-shape.rows // parts) * parts)
-        packed = config.data.batching == "pack"
-        array = make_empty_batch(
-            whole, store.columns, packed=packed, pad_id=vocab.pad_id, bos_id=vocab.bos_id
-        )
-        array = dataclasses.replace(array, unpadded=setup.unpadded.get(shape))
-        batch = parallel.put_shapes(array)
+        array = make_empty_batch(whole, columns, packed=packed, pad_id=vocab.pad_id, bos_id=vocab.bos_id)
+        batch = parallel.put_shapes(dataclasses.replace(array, unpadded=setup.unpadded.get(shape)))
         return batch, step.arguments_of(state, numbers, batch)
 
     compile_ahead(step.by_shape, shapes, arguments_of, config=config, parallel=parallel, say=say)
@@ -320,10 +187,8 @@ def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], ob
 
 def shapes_left(config: Config, setup: TrainingSetup) -> list[Shape]:
     """Return the batch shapes that the remaining updates will use, the one with the most work first."""
-    updates = config.train.steps - setup.progress.step
     plans = _epoch_plans(setup.prepared)[setup.progress.stage :]
-    shapes = {shape for plan in plans for shape in find_shapes(config, plan, updates=updates)}
-    return sorted(shapes, key=lambda shape: -shape.work)
+    return find_shapes(config, plans, updates=config.train.steps - setup.progress.step)
 
 
 def _epoch_plans(prepared: Prepared) -> list[dict[str, Any]]:
@@ -352,10 +217,9 @@ def _check_splits(config: Config, prepared: Prepared) -> None:
         needs.append("train.final_checkpoint=best")
     if needs:
         data, split = config.data, config.data.valid_split
-        names = [
-            f"{split}.{language}" for language in (data.source_language, data.target_language) if language
-        ]
-        files = f" (no {' and '.join(names)} in {data.text_dir})" if data.dataset == "parallel_text" else ""
+        languages = filter(None, (data.source_language, data.target_language))
+        names = " and ".join(f"{split}.{language}" for language in languages)
+        files = f" (no {names} in {data.text_dir})" if data.dataset == "parallel_text" else ""
         raise UserError(
             f"{data.dataset} has no split {split}{files}, but a validation set is required by "
             f"{' and '.join(needs)}; hold out pairs of the training set with --config.data.valid_pairs=500, "
@@ -365,10 +229,9 @@ def _check_splits(config: Config, prepared: Prepared) -> None:
 
 def _check_positions(config: Config, valid: TokenStore) -> None:
     """Check that the model has positions for every validation pair: validation uses all pairs uncut."""
-    if config.model.architecture == "decoder_only":
-        longest = int((valid.source_lengths + valid.target_lengths).max(initial=0))
-    else:
-        longest = int(max(valid.source_lengths.max(initial=0), valid.target_lengths.max(initial=0)))
+    one_sequence = config.model.architecture == "decoder_only"
+    join = np.add if one_sequence else np.maximum
+    longest = int(join(valid.source_lengths, valid.target_lengths).max(initial=0))
     bound = config.model.longest_input
     if bound is not None and longest > bound:
         raise UserError(
@@ -410,7 +273,7 @@ def _restore_state(
 
 
 def compile_train_step(
-    model: Any, config: Config, parallel: Parallel, *, loss_terms: Sequence[LossTerm] = ()
+    model: Model, config: Config, parallel: Parallel, *, loss_terms: Sequence[LossTerm] = ()
 ) -> TrainStep:
     """Compile the update: one program, or with gradient accumulation three (gradient, sum, update).
 
@@ -419,67 +282,30 @@ def compile_train_step(
     Args:
       loss_terms: see `fit`.
     """
-    config = _select_for_programs(config)
-    dependencies, devices = [model.config, config], list(parallel.mesh.devices.flat)
+    selected = UpdateConfig.of(config)
+    dependencies, devices = [model.config, selected, config.parallel], list(parallel.mesh.devices.flat)
 
-    def keep_on_disk(results: Callable[..., Any]) -> DiskCache | None:
+    def compile_by_shape(jitted: Any, batch: int, results: Callable[..., Any]) -> ProgramsByShape:
         # The code of further loss terms is no part of what a kept program is found by.
-        return None if loss_terms else DiskCache(dependencies, devices, results)
+        on_disk = None if loss_terms else DiskCache(dependencies, devices, results)
+        return ProgramsByShape(jitted, batch=batch, on_disk=on_disk)
 
-    scalar: Any = 0
-    correct = scalar if config.train.log_accuracy else None
-    alignment = AlignmentSums(scalar, scalar) if config.model.alignment.weight else None
     if config.optim.accumulation == 1:
-        metrics = StepMetrics(scalar, scalar, scalar, scalar, scalar, scalar, correct, alignment)
-        train_step = make_train_step(model, config, parallel, loss_terms=loss_terms)
+        train_step = make_train_step(model, selected, parallel, loss_terms=loss_terms)
         step = parallel.compile(train_step, donate=(0,))
-        on_disk = keep_on_disk(lambda state, numbers, batch: (state, metrics))
-        by_shape = ProgramsByShape(step, batch=2, on_disk=on_disk)
-        return TrainStep(
-            by_shape,
-            lambda state, numbers, batch: (state, numbers, batch),
-            lambda state, numbers, batches: by_shape(state, numbers, batches[0]),
-        )
-    gradient_step = make_gradient_step(model, config, loss_terms=loss_terms)
+        metrics = StepMetrics._make(StepMetrics._fields)  # names in place of arrays
+        return TrainStep(compile_by_shape(step, 2, lambda state, *_: (state, metrics)))
+    gradient_step = make_gradient_step(model, selected, loss_terms=loss_terms)
     gradient_step = parallel.over_rows(gradient_step, batch=3, partial=True)
     gradient = parallel.compile(gradient_step, partial=True)
-
-    def results_of(params: Any, *_: Any) -> Sums:
-        return Sums(select_trained(params, config.optim), scalar, scalar, correct, alignment)
-
-    by_shape = ProgramsByShape(gradient, batch=3, on_disk=keep_on_disk(results_of))
     add = parallel.compile(add_sums, donate=(0,), partial=True)
     # The sums are not donated: no result has their shapes, and JAX would warn about it.
-    apply = make_update(config, platform=parallel.platform)
+    apply = make_update(selected, platform=parallel.platform)
     update = parallel.compile(
         lambda state, numbers, sums: apply(state, numbers, parallel.sum_parts(sums)), donate=(0,)
     )
 
-    def accumulated(
-        state: TrainState, numbers: Hyperparameters, batches: list[BatchArray]
-    ) -> tuple[TrainState, StepMetrics]:
-        sums = by_shape(state.params, numbers, state.step, batches[0], np.int32(0))
-        for number, batch in enumerate(batches[1:], start=1):
-            sums = add(sums, by_shape(state.params, numbers, state.step, batch, np.int32(number)))
-        return update(state, numbers, sums)
+    def results_of(params: Any, *_: Any) -> Sums:
+        return Sums._make([select_trained(params, config.optim), *Sums._fields[1:]])
 
-    return TrainStep(
-        by_shape,
-        lambda state, numbers, batch: (state.params, numbers, state.step, batch, np.int32(0)),
-        accumulated,
-        of_sums=(add, update),
-    )
-
-
-def _select_for_programs(config: Config) -> Config:
-    """Return a config with what the programs of an update depend on, without their `Hyperparameters`.
-
-    All else is absent, so that a program that reads it fails instead of taking a default.
-    """
-    optim = dataclasses.replace(
-        config.optim, learning_rate=1.0, schedule="constant", warmup_steps=0, final_fraction=0.0
-    )
-    names = ("label_smoothing", "loss_chunk_tokens", "log_accuracy")
-    train: Any = types.SimpleNamespace(**{name: getattr(config.train, name) for name in names})
-    absent: dict[str, Any] = {"data": None, "vocab": None, "search": None}
-    return dataclasses.replace(config, optim=optim, train=train, seed=0, **absent)
+    return TrainStep(compile_by_shape(gradient, 3, results_of), add, update)

@@ -1,13 +1,13 @@
-"""The training log: lines of mean loss, speed, padding and utilization, from sums of metrics and a clock."""
+"""The training log: lines of mean loss, speed, padding and utilization of the updates since the last one."""
 
 import contextlib
 import dataclasses
 import json
 import math
+import operator
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -20,11 +20,11 @@ from flaxformer_mt.flops import Work, peak_flops, real_work, training_flops
 from flaxformer_mt.parallel import Parallel
 from flaxformer_mt.parallel.processes import exchange, is_first, process_count
 from flaxformer_mt.tracking import Tracker
+from flaxformer_mt.training.checkpoint_trees import TrainProgress
 from flaxformer_mt.training.update import StepMetrics
 
 
-@dataclass
-class Totals:
+class Totals(NamedTuple):
     """Sums over the tokens of some updates: losses, and numbers of tokens, of correct and of aligned ones.
 
     The sums are float64 and add one update at a time, so that resuming changes no bit of them.
@@ -35,11 +35,6 @@ class Totals:
     correct_sum: float = 0.0
     alignment_sum: float = 0.0
     aligned: float = 0.0
-
-    def add(self, *numbers: float) -> None:
-        """Add the numbers of one update, in the order of the fields."""
-        for field, number in zip(dataclasses.fields(self), numbers, strict=True):
-            setattr(self, field.name, getattr(self, field.name) + number)
 
     def means(self, config: TrainConfig) -> dict[str, float]:
         """Return the mean loss per token, and with `log_accuracy` the share of correct tokens.
@@ -53,407 +48,188 @@ class Totals:
         return {"loss": self.loss_sum / weight, **accuracy, **alignment}
 
 
-class Counts(NamedTuple):
-    """Counts of the updates since the last line: known when they are dispatched."""
-
-    updates: int = 0
-    work: Work = Work()
-    shapes: int = 0
-
-
-class MetricSums:
-    """Sums of metrics that stay on the devices until they are read, and counts of batches."""
-
-    def __init__(
-        self, parallel: Parallel, *, gathered: dict[str, Any] | None = None, target_tokens: int = 0
-    ) -> None:
-        """Begin at zero, or with the `to_dict` of a run that is resumed.
-
-        Args:
-          target_tokens: the number of target tokens trained on before.
-        """
-        # Target tokens, without padding, of all updates read so far, on all devices.
-        self.target_tokens = target_tokens
-        self.line, self.epoch = Totals(), Totals()
-        self._parallel = parallel
-        self._unread: list[tuple[Any, ...]] = []
-        self._shapes: set[tuple[int, ...]] = set()
-        self._work, self._updates = Work(), 0
-        if gathered:
-            self.line, self.epoch = (Totals(**gathered[name]) for name in ("line", "epoch_totals"))
-            self._shapes.update(tuple(shape) for shape in gathered["shapes"])
-            self._work = Work(**gathered["work"]) if is_first() else Work()  # the sum over all processes
-            self._updates = gathered["updates"]
-
-    def add(self, metrics: StepMetrics, batches: list[BatchArray]) -> None:
-        """Add an update: the only place that counts tokens, padding and shapes."""
-        self._unread.append((metrics.loss_sum, metrics.weight, metrics.correct_sum, metrics.alignment))
-        self._updates += 1
-        for batch in batches:
-            sides = batch.sides
-            segments = [side.segments(np) for side in sides] if batch.packed else []
-            self._work += real_work(*(side.mask for side in sides), *segments)
-            rows, *lengths = batch.shape
-            self._shapes.add((rows * self._parallel.row_factor, *lengths))
-
-    def take_unread(self) -> list[tuple[Any, ...]]:
-        """Return the metrics that no line has read, for `read`; later updates belong to the next line."""
-        unread, self._unread = self._unread, []
-        return unread
-
-    def read(self, unread: list[tuple[Any, ...]]) -> None:
-        """Add the metrics of updates to the sums; waits for these updates."""
-        for loss_sum, weight, correct_sum, alignment in jax.device_get(unread):
-            aligned = (0.0, 0.0) if alignment is None else tuple(map(float, alignment))
-            numbers = (float(loss_sum), float(weight), float(correct_sum or 0), *aligned)
-            self.line.add(*numbers)
-            self.target_tokens += int(numbers[1])
-            if math.isfinite(numbers[0]):  # so that one bad batch does not make the mean of its epoch nan
-                self.epoch.add(*numbers)
-
-    def take_counts(self) -> Counts:
-        """Return the counts since the last line, of all processes in the first one."""
-        self._pool_work()
-        counts = Counts(self._updates, self._work, len(self._shapes))
-        self._work, self._updates = Work(), 0
-        return counts
-
-    @property
-    def updates(self) -> int:
-        """The number of updates since the last line."""
-        return self._updates
-
-    def _pool_work(self) -> None:
-        """Sum the counts of all processes in the first one, since each process counts its own rows only."""
-        if process_count() == 1:
-            return
-        own = self._work if self._parallel.counts_rows else Work()
-        pooled = exchange(json.dumps(dataclasses.asdict(own)).encode())
-        self._work = sum((Work(**json.loads(text)) for text in pooled), Work()) if is_first() else Work()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all sums as JSON values for a checkpoint; waits for the newest update."""
-        self.read(self.take_unread())
-        self._pool_work()
-        return {
-            "line": dataclasses.asdict(self.line),
-            "epoch_totals": dataclasses.asdict(self.epoch),
-            "shapes": sorted(self._shapes),
-            "work": dataclasses.asdict(self._work),
-            "updates": self._updates,
-        }
-
-
-class DataWait:
-    """Measures how long the devices were idle because the loop waited for its next batch.
-
-    Dispatch is asynchronous: waiting for a batch costs nothing while the devices are busy with earlier
-    updates. So a thread records when each update ends, and only the part of a wait after that counts.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """Start the thread; it ends when this object is deleted. `clock` tells the time in seconds."""
-        self._clock = clock
-        self._watcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="watch-updates")
-        self._busy_until: Future[float] | None = None
-        self._waits: list[tuple[float, float, Future[float] | None]] = []
-
-    def add_update(self, result: Any) -> None:
-        """Record the dispatch of an update; `result` is ready when the devices have finished it."""
-        self._busy_until = self._watcher.submit(self._time_when_ready, result)
-
-    def add_wait(self, start: float, end: float) -> None:
-        """Record that the loop waited for a batch from `start` to `end`, after the newest update."""
-        self._waits.append((start, end, self._busy_until))
-
-    def take(self) -> Callable[[], float]:
-        """Return a function that computes the idle seconds since the last call of `take` or `read`.
-
-        The function waits for the updates before the last wait.
-        """
-        waits, self._waits = self._waits, []
-
-        def idle_seconds() -> float:
-            seconds = 0.0
-            for start, end, busy_until in waits:
-                idle_from = start if busy_until is None else max(start, busy_until.result())
-                seconds += max(0.0, end - idle_from)
-            return seconds
-
-        return idle_seconds
-
-    def read(self) -> float:
-        """Return the idle seconds since the last call; wait for the updates before the last wait."""
-        return self.take()()
-
-    def end_of_newest(self) -> Callable[[], float]:
-        """Return a function that waits for the update that is the newest now, and tells when it ended."""
-        assert self._busy_until is not None
-        return self._busy_until.result
-
-    def _time_when_ready(self, result: Any) -> float:
-        jax.block_until_ready(result)
-        return self._clock()
-
-
-class Span(NamedTuple):
-    """The time of some updates, which the devices may still be computing.
-
-    end: computes when the newest of them was finished. seconds, waited: what had been measured before. idle:
-    computes the other seconds in which the devices waited for data.
-    """
-
-    end: Callable[[], float]
-    seconds: float
-    waited: float
-    idle: Callable[[], float]
-
-
-class TrainClock:
-    """Times updates from the end of the one before to their own, without waiting for the newest."""
-
-    def __init__(
-        self, *, seconds: float = 0.0, waited: float = 0.0, clock: Callable[[], float] | None = None
-    ) -> None:
-        """Start the clock, with what had been measured since the last line of a run that is resumed.
-
-        Args:
-          clock: tells the time in seconds. None: the real one.
-        """
-        self._seconds, self._waited = seconds, waited
-        self._clock = clock or time.monotonic
-        self._data_wait = DataWait(self._clock)
-        self._newest: Any = None
-        self._timed_until = self._clock()
-
-    def dispatch(self, result: Any) -> None:
-        """Record the dispatch of an update, by one of its results."""
-        self._newest = result
-        self._data_wait.add_update(result)
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Measure how long the loop waits for its next batch."""
-        start = self._clock()
-        yield
-        self._data_wait.add_wait(start, self._clock())
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stop the clock while something other than training runs; waits for the newest update first."""
-        jax.block_until_ready(self._newest)
-        now = self._clock()
-        self._seconds += now - self._timed_until
-        self._timed_until = now
-        yield
-        self._timed_until = self._clock()
-
-    def to_dict(self) -> dict[str, float]:
-        """Return what has been measured since the last line; wait for the newest update."""
-        self._waited += self._data_wait.read()
-        return {"seconds": self._seconds, "waited": self._waited}
-
-    def close(self) -> Span:
-        """End the span of a line; later updates belong to the next."""
-        span = Span(self._data_wait.end_of_newest(), self._seconds, self._waited, self._data_wait.take())
-        self._seconds = self._waited = 0.0
-        return span
-
-    def measure(self, span: Span) -> tuple[float, float]:
-        """Return the seconds of a span, and those in which the devices waited; wait for its updates.
-
-        Spans are measured in the order in which they were closed.
-        """
-        end = max(span.end(), self._timed_until)
-        seconds = span.seconds + end - self._timed_until
-        self._timed_until = end
-        return max(seconds, 1e-9), span.waited + span.idle()
-
-
-class _DueLine(NamedTuple):
-    """A line that is due, and whose metrics the devices may still be computing.
-
-    newest: the metrics of its last update. unread: those of updates that no earlier line has read. epoch: the
-    number of epochs that have ended, in the line of an epoch; the line of updates has counts and a span
-    instead.
-    """
-
-    step: int
-    newest: StepMetrics
-    unread: list[tuple[Any, ...]]
-    epoch: int | None = None
-    counts: Counts | None = None
-    span: Span | None = None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the devices have finished the updates of the line."""
-        is_ready = getattr(self.newest.weight, "is_ready", None)
-        return is_ready is None or is_ready()  # numbers of the host are ready
-
-
 class TrainingLog:
-    """Collects the metrics of updates, and logs them every `train.log_every` updates and after each epoch.
+    """Sums the metrics of updates, and logs them every `train.log_every` updates and after each epoch.
 
-    A line is logged once its updates are finished, while the devices compute later ones: at the latest when
-    the next line is due, or before a pause. So the host does not wait for the newest update, and the devices
-    never wait for the host.
+    An update is read once the next one has been dispatched: the host never waits for the newest update, so
+    that the devices always have work.
     """
 
     def __init__(
         self,
         tracker: Tracker,
         config: Config,
-        *,
         parallel: Parallel,
         target_size: int,
-        gathered: dict[str, Any] | None = None,
-        target_tokens: int = 0,
-        clock: Callable[[], float] | None = None,
+        *,
+        progress: TrainProgress,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the clock, and that of the tracker.
 
         Args:
           tracker: records and shows the values.
           target_size: V, the size of the target vocabulary.
-          gathered: the `to_dict` of the checkpoint from which training resumes; None: a new run.
-          target_tokens: the number of target tokens trained on before that checkpoint.
-          clock: the time, in seconds, that rates are measured by. None: the real one.
+          progress: that of the checkpoint from which training resumes, with the `to_dict` of its log.
+          clock: the time, in seconds, that rates are measured by.
         """
-        if not gathered or "work" not in gathered:  # older versions stored other sums: start from zero
-            gathered = None
-        times = {} if gathered is None else {name: gathered[name] for name in ("seconds", "waited")}
-        self._sums = MetricSums(parallel, gathered=gathered, target_tokens=target_tokens)
-        self._clock = TrainClock(**times, clock=clock)
-        self._tracker, self._config = tracker, config
+        self._tracker, self._config, self._clock = tracker, config, clock
         self._parallel, self._target_size = parallel, target_size
-        self._epoch = 0 if gathered is None else gathered["epoch"]
-        self._newest: StepMetrics | None = None
-        self._due: list[_DueLine] = []
+        # Target tokens, without padding, of all updates read so far, on all devices.
+        self.target_tokens = progress.target_tokens
+        stored = progress.log if "work" in progress.log else {}  # older versions stored other sums
+        # Sums since the last line. Of several processes, each counts the work of its own rows.
+        self._line, self._updates = Totals(**stored.get("line", {})), stored.get("updates", 0)
+        self._work = Work(**stored.get("work", {})) if is_first() else Work()
+        # Seconds of these updates, and those in which the devices waited for data.
+        self._seconds, self._waited = stored.get("seconds", 0.0), stored.get("waited", 0.0)
+        # Sums since the last epoch, and the shapes of all batches.
+        self._epoch, self._epoch_totals = stored.get("epoch", 0), Totals(**stored.get("epoch_totals", {}))
+        self._shapes = {tuple(shape) for shape in stored.get("shapes", ())}
+        # The newest update, until it has been read, and the metrics of the last one that has.
+        self._unread: tuple[int, StepMetrics, int, Future[float]] | None = None
+        self._metrics: StepMetrics | None = None
+        # Records when an update ends, also while the loop waits for a batch; ends with this object.
+        self._watcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="watch-updates")
+        # The end of the newest update that has been read, and the time up to which seconds are counted.
+        self._ended = self._counted_until = clock()
+        self._wait = self._ended, self._ended
         tracker.start_clock()
 
-    @property
-    def target_tokens(self) -> int:
-        """Target tokens, without padding, of all updates read so far, on all devices."""
-        return self._sums.target_tokens
-
     def to_dict(self) -> dict[str, Any]:
-        """Return the sums since the last lines, as JSON values for a checkpoint; logs the lines that are due.
+        """Return the sums since the last lines, as JSON values for a checkpoint; waits for the newest update.
 
         With the sums, the first lines after resuming cover the same updates as in an uninterrupted run.
         """
-        self._write_due()
-        return {**self._sums.to_dict(), **self._clock.to_dict(), "epoch": self._epoch}
+        self._read_newest()
+        self._pool_work()
+        return {
+            "line": self._line._asdict(),
+            "epoch_totals": self._epoch_totals._asdict(),
+            "shapes": sorted(self._shapes),
+            "work": dataclasses.asdict(self._work),
+            "updates": self._updates,
+            "seconds": self._seconds,
+            "waited": self._waited,
+            "epoch": self._epoch,
+        }
 
     def add(self, step: int, metrics: StepMetrics, batches: list[BatchArray], epoch: int) -> None:
-        """Add update number `step`, and log the lines that are due and finished.
+        """Add an update that has been dispatched; wait for the one before, and log the lines that it ends.
 
         Args:
           epoch: the epoch of the next batch, from 0. An update with microbatches of two epochs belongs to the
             first one and ends it.
         """
-        self._newest = metrics
-        self._clock.dispatch(metrics.weight)
-        self._sums.add(metrics, batches)
-        if step % self._config.train.log_every == 0 or step == self._config.train.steps:
-            self._close_line(step)
-        elif self._tracker.is_silent():
-            jax.block_until_ready(metrics.weight)  # dispatch is asynchronous
-            if process_count() == 1:
-                self._write_due()  # lines of earlier updates come first
-            self._tracker.show_step(step)
-        if epoch > self._epoch:
-            self._due.append(_DueLine(step, metrics, self._sums.take_unread(), epoch))
-            self._epoch = epoch
-        self._write_finished(step)
+        ended = self._watcher.submit(self._time_when_ready, metrics.weight)
+        self._read_newest()
+        self._unread = step, metrics, epoch, ended
+        start, end = self._wait
+        self._waited += max(0.0, end - max(start, self._ended))
+        self._updates += 1
+        for batch in batches:
+            segments = [side.segments(np) for side in batch.sides] if batch.packed else []
+            self._work += real_work(*(side.mask for side in batch.sides), *segments)
+            rows, *lengths = batch.shape
+            self._shapes.add((rows * self._parallel.row_factor, *lengths))
 
-    def waiting(self) -> contextlib.AbstractContextManager[None]:
-        """Measure how long the loop waits for its next batch."""
-        return self._clock.waiting()
+    def _time_when_ready(self, result: Any) -> float:
+        jax.block_until_ready(result)
+        return self._clock()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Measure how long the loop waits for the batches of an update.
+
+        Dispatch is asynchronous: only the part of it counts that is after the end of the update before.
+        """
+        start = self._clock()
+        yield
+        self._wait = start, self._clock()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Log the lines that are due, and stop the clock while something other than training runs."""
-        self._write_due()
-        with self._clock.paused():
-            yield
+        """Read the newest update, and stop the clock while something other than training runs."""
+        self._read_newest()
+        self._count_seconds()
+        yield
+        self._ended = self._counted_until = self._clock()
+
+    def _count_seconds(self) -> None:
+        end = max(self._ended, self._counted_until)  # the clock goes back by the time of a program compiled
+        self._seconds += end - self._counted_until
+        self._counted_until = end
 
     def flush(self, step: int) -> None:
         """Log all updates since the last line, if there are any."""
-        self._close_line(step)
-        self._write_due()
+        self._read_newest()
+        if self._metrics is not None and self._updates:
+            self._log_updates(step, self._metrics)
 
-    def _close_line(self, step: int) -> None:
-        """Make a line of the updates since the last one."""
-        if self._newest is None or not self._sums.updates:
+    def _read_newest(self) -> None:
+        """Add the newest update to the sums, and log the lines that it ends; wait for it."""
+        if self._unread is None:
             return
-        counts, span = self._sums.take_counts(), self._clock.close()
-        self._due.append(_DueLine(step, self._newest, self._sums.take_unread(), counts=counts, span=span))
-
-    def _write_finished(self, step: int) -> None:
-        """Log the lines that are finished, and the lines of earlier updates once another line is due.
-
-        Several processes log at the same updates, so that an error ends all of them together.
-        """
-        if self._due and self._due[-1].step == step:
-            earlier = sum(line.step < step for line in self._due)
+        (step, metrics, epoch, ended), self._unread = self._unread, None
+        self._ended, self._metrics = ended.result(), metrics
+        sums = jax.device_get([getattr(metrics, name) for name in Totals._fields])
+        numbers = Totals(*map(float, sums))
+        self.target_tokens += int(numbers.weight)
+        self._line = Totals(*map(operator.add, self._line, numbers))
+        if math.isfinite(numbers.loss_sum):  # so that one bad batch does not make the mean of its epoch nan
+            self._epoch_totals = Totals(*map(operator.add, self._epoch_totals, numbers))
+        if step % self._config.train.log_every == 0 or step == self._config.train.steps:
+            self._log_updates(step, metrics)
         else:
-            earlier = 0
-        alone = process_count() == 1
-        while self._due and (earlier > 0 or alone and self._due[0].is_ready):
-            self._write(self._due.pop(0))
-            earlier -= 1
+            self._tracker.end_silence(step)
+        if epoch > self._epoch:
+            means = self._epoch_totals.means(self._config.train)
+            values = {"epoch": epoch, **means, "target_tokens": int(self._epoch_totals.weight)}
+            self._epoch, self._epoch_totals = epoch, Totals()
+            self._tracker.log(step, "epoch", values)
 
-    def _write_due(self) -> None:
-        """Log all lines that are due; waits for their updates."""
-        while self._due:
-            self._write(self._due.pop(0))
-
-    def _write(self, line: _DueLine) -> None:
-        self._sums.read(line.unread)
-        if line.span is not None:
-            self._write_updates(line)
-            return
-        totals, self._sums.epoch = self._sums.epoch, Totals()
+    def _log_updates(self, step: int, metrics: StepMetrics) -> None:
+        """Log the updates since the last line; raise if too many in a row were skipped."""
+        self._pool_work()
+        self._count_seconds()
+        rate = float(metrics.learning_rate)
         values = {
-            "epoch": line.epoch,
-            **totals.means(self._config.train),
-            "target_tokens": int(totals.weight),
-        }
-        self._tracker.log(line.step, "epoch", values)
-
-    def _write_updates(self, line: _DueLine) -> None:
-        totals, self._sums.line = self._sums.line, Totals()
-        rate = float(line.newest.learning_rate)
-        values = {
-            **totals.means(self._config.train),
+            **self._line.means(self._config.train),
             "learning_rate": rate,
-            "gradient_norm": float(line.newest.gradient_norm),
-            **self._describe_usage(line),
-            "skipped": int(line.newest.skipped),
+            "gradient_norm": float(metrics.gradient_norm),
+            **self._describe_usage(),
+            "skipped": int(metrics.skipped),
         }
-        self._tracker.log(line.step, "train", values)
-        in_a_row, limit = int(line.newest.skipped_in_a_row), self._config.train.max_nonfinite_steps
+        self._line, self._work, self._updates = Totals(), Work(), 0
+        self._seconds = self._waited = 0.0
+        self._tracker.log(step, "train", values)
+        in_a_row, limit = int(metrics.skipped_in_a_row), self._config.train.max_nonfinite_steps
         if in_a_row >= limit:
             raise UserError(
-                f"the last {in_a_row} updates up to step {line.step} had non-finite gradients "
+                f"the last {in_a_row} updates up to step {step} had non-finite gradients "
                 f"(train.max_nonfinite_steps is {limit}) at learning rate {rate:.3g}; lower "
                 "optim.learning_rate or raise optim.warmup_steps. The saved checkpoints are not affected"
             )
 
-    def _describe_usage(self, line: _DueLine) -> dict[str, float]:
+    def _pool_work(self) -> None:
+        """Sum the counts of all processes in the first one, since each process counts its own rows only."""
+        if process_count() == 1:
+            return
+        local = self._work if self._parallel.counts_rows else Work()
+        pooled = exchange(json.dumps(dataclasses.asdict(local)).encode())
+        self._work = sum((Work(**json.loads(text)) for text in pooled), Work()) if is_first() else Work()
+
+    def _describe_usage(self) -> dict[str, float]:
         """Return token counts, speeds and shares of a line; values unknown for the devices are absent."""
-        assert line.counts is not None and line.span is not None
-        seconds, waited = self._clock.measure(line.span)
-        work = line.counts.work
+        seconds, work = max(self._seconds, 1e-9), self._work
         rate = training_flops(self._config.model, work, target_size=self._target_size) / seconds
         values = {
             "source_tokens": work.source_tokens,
             "target_tokens": work.target_tokens,
             "tokens_per_second": work.target_tokens / seconds,
-            "steps_per_second": line.counts.updates / seconds,
+            "steps_per_second": self._updates / seconds,
             "padding": work.padding,
-            "data_wait": waited / seconds,
+            "data_wait": self._waited / seconds,
             "model_flops_per_second": rate,
         }
         peak, memory = peak_flops(self._config, self._parallel.device_kind), self._parallel.memory()
@@ -461,4 +237,4 @@ class TrainingLog:
             values["utilization"] = rate / (peak * self._parallel.device_count)
         if memory is not None:
             values["device_memory_gib"] = memory / 2**30
-        return values | {"shapes": line.counts.shapes}
+        return values | {"shapes": len(self._shapes)}

@@ -5,8 +5,10 @@ microbatches by `add_sums`, then divided once by the number of tokens, so the up
 number of devices and of microbatches.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from flaxformer_mt.config import Config, ModelConfig, TrainConfig
+from flaxformer_mt.config import Config, ModelConfig, OptimConfig
 from flaxformer_mt.data.batch_array import BatchArray, as_batch
 from flaxformer_mt.kernels import MaskRule
 from flaxformer_mt.kernels.dropout import make_dropout_key
@@ -26,6 +28,7 @@ from flaxformer_mt.losses import (
     alignment_cross_entropy,
     sum_over_tokens,
 )
+from flaxformer_mt.model import Model
 from flaxformer_mt.model.attention import GUIDED
 from flaxformer_mt.model.lora import merge_factors
 from flaxformer_mt.model.scanned_layers import unstack_layers
@@ -34,6 +37,27 @@ from flaxformer_mt.shapes import Array, Batch
 from flaxformer_mt.training.frozen import replace_trained, select_trained
 from flaxformer_mt.training.optimizers import Hyperparameters, clip_factor, learning_rate, make_optimizer
 from flaxformer_mt.training.state import TrainState
+
+
+@dataclass(frozen=True)
+class UpdateConfig:
+    """What the programs of an update depend on, apart from the model.
+
+    Seed and learning rate are arguments of the programs (`Hyperparameters`), so that runs which differ in
+    these alone share programs.
+    """
+
+    optim: OptimConfig
+    label_smoothing: float
+    loss_chunk_tokens: int
+    log_accuracy: bool
+
+    @classmethod
+    def of(cls, config: Config) -> "UpdateConfig":
+        """Select from a config; the fields of `optim` that are in `Hyperparameters` get the same values."""
+        optim = dataclasses.replace(config.optim, learning_rate=1.0, schedule="constant", warmup_steps=0)
+        train = config.train
+        return cls(optim, train.label_smoothing, train.loss_chunk_tokens, train.log_accuracy)
 
 
 class LossTerm(NamedTuple):
@@ -49,16 +73,16 @@ class LossTerm(NamedTuple):
     collections: tuple[str, ...] = ()
 
 
-def sum_token_loss(train: TrainConfig, module: Any, hidden: Array, batch: Batch) -> TokenSums:
+def sum_token_loss(config: UpdateConfig, module: Any, hidden: Array, batch: Batch) -> TokenSums:
     """Sum the cross-entropy with the smoothed targets."""
     return sum_over_tokens(
         module,
         hidden,
         batch.target_out,
         batch.target_mask,
-        smoothing=train.label_smoothing,
-        chunk_tokens=train.loss_chunk_tokens,
-        count=train.log_accuracy,
+        smoothing=config.label_smoothing,
+        chunk_tokens=config.loss_chunk_tokens,
+        count=config.log_accuracy,
         token_weights=batch.target_weights,
     )
 
@@ -89,11 +113,11 @@ def head_scores(config: ModelConfig, stored: Any, batch: Batch, rule: MaskRule, 
     return scores if mask is None else jnp.where(mask[:, 0], scores, jnp.finfo(jnp.float32).min)
 
 
-def make_loss_terms(config: Config) -> list[LossTerm]:
-    """List the terms of a config: that of tokens, and that of alignments if the config asks for it."""
-    terms = [LossTerm(functools.partial(sum_token_loss, config.train))]
-    if guided := config.model.alignment.weight:
-        sum_loss = functools.partial(sum_alignment_loss, config.model)
+def make_loss_terms(model: ModelConfig, config: UpdateConfig) -> list[LossTerm]:
+    """List the terms of a config: that of tokens, and that of alignments if the model is guided by them."""
+    terms = [LossTerm(functools.partial(sum_token_loss, config))]
+    if guided := model.alignment.weight:
+        sum_loss = functools.partial(sum_alignment_loss, model)
         terms.append(LossTerm(sum_loss, weight=guided, collections=(GUIDED,)))
     return terms
 
@@ -102,23 +126,23 @@ class Sums(NamedTuple):
     """Gradient and loss, summed over tokens; weight is the number of tokens, or the sum of their weights.
 
     gradients: of the trained parameters, as `select_trained` returns them.
-    correct_sum: the number of correctly predicted tokens; None without `train.log_accuracy`. alignment: the
-    loss of alignments, without its weight; None without guided alignment.
+    correct_sum: the number of correctly predicted tokens; 0 without `train.log_accuracy`. alignment_sum,
+    aligned: the loss of alignments, without its weight, over so many tokens; 0 without guided alignment.
     """
 
     gradients: Any
     loss_sum: Array
     weight: Array
-    correct_sum: Array | None = None
-    alignment: AlignmentSums | None = None
+    correct_sum: Array
+    alignment_sum: Array
+    aligned: Array
 
 
 class StepMetrics(NamedTuple):
     """The metrics of an update, as device scalars: reading one waits for the update.
 
     gradient_norm: before clipping. learning_rate: of the newest update that was not skipped. skipped,
-    skipped_in_a_row: the counters of the new state.
-    correct_sum: None without `train.log_accuracy`. alignment: None without guided alignment.
+    skipped_in_a_row: the counters of the new state. correct_sum, alignment_sum, aligned: as in `Sums`.
     """
 
     loss_sum: Array
@@ -127,8 +151,9 @@ class StepMetrics(NamedTuple):
     learning_rate: Array
     skipped: Array
     skipped_in_a_row: Array
-    correct_sum: Array | None = None
-    alignment: AlignmentSums | None = None
+    correct_sum: Array
+    alignment_sum: Array
+    aligned: Array
 
 
 def add_sums(left: Sums, right: Sums) -> Sums:
@@ -150,14 +175,14 @@ def sum_losses(
 
 
 def make_gradient_step(
-    model: nn.Module, config: Config, *, loss_terms: Sequence[LossTerm] = ()
+    model: Model, config: UpdateConfig, *, loss_terms: Sequence[LossTerm] = ()
 ) -> Callable[..., Sums]:
     """Build the pure function from parameters, numbers, step and batch to the summed gradient and losses.
 
     Args:
       loss_terms: further terms, which run after those of the config.
     """
-    terms = [*make_loss_terms(config), *loss_terms]
+    terms = [*make_loss_terms(model.config, config), *loss_terms]
 
     def gradient_step(
         params: Any,
@@ -179,14 +204,16 @@ def make_gradient_step(
 
         gradients, sums = jax.grad(loss_of, has_aux=True)(select_trained(params, config.optim))
         tokens: TokenSums = sums[0]
-        alignment: AlignmentSums | None = sums[1] if config.model.alignment.weight else None
-        return Sums(gradients, tokens.loss_sum, tokens.weight, tokens.correct_sum, alignment)
+        zero = jnp.zeros((), jnp.float32)
+        correct_sum = zero if tokens.correct_sum is None else tokens.correct_sum
+        alignment = sums[1] if model.config.alignment.weight else AlignmentSums(zero, zero)
+        return Sums(gradients, tokens.loss_sum, tokens.weight, correct_sum, *alignment)
 
     return gradient_step
 
 
 def make_update(
-    config: Config, *, platform: str = "cpu"
+    config: UpdateConfig, *, platform: str = "cpu"
 ) -> Callable[[TrainState, Hyperparameters, Sums], tuple[TrainState, StepMetrics]]:
     """Build the pure update: division by the weight, clipping, optimizer, moving average.
 
@@ -237,7 +264,8 @@ def make_update(
             new_state.skipped + 0,
             new_state.skipped_in_a_row + 0,
             sums.correct_sum,
-            sums.alignment,
+            sums.alignment_sum,
+            sums.aligned,
         )
 
     return update
@@ -256,7 +284,7 @@ def _take_if(finite: Array, apply: Callable[..., Any], *state: Any, platform: st
 
 
 def make_train_step(
-    model: nn.Module, config: Config, parallel: Parallel, *, loss_terms: Sequence[LossTerm] = ()
+    model: Model, config: UpdateConfig, parallel: Parallel, *, loss_terms: Sequence[LossTerm] = ()
 ) -> Callable[[TrainState, Hyperparameters, Any], tuple[TrainState, StepMetrics]]:
     """Build the pure update from one batch, whose rows the devices of `parallel` share.
 

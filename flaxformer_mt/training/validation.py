@@ -19,7 +19,7 @@ from flaxformer_mt.model.lora import has_factors, merge_factors
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import Parallel, place_parameters, replicated_shapes, split_as_trained
 from flaxformer_mt.parallel.compilation import CompileClock
-from flaxformer_mt.parallel.processes import decide_once
+from flaxformer_mt.parallel.processes import decide_once, process_count
 from flaxformer_mt.runs.load_run import TrainedModel
 from flaxformer_mt.tracking import Sample
 from flaxformer_mt.training.compile_ahead import ProgramsByShape, compiles_ahead
@@ -92,10 +92,14 @@ class Validation:
     def compile_beside(self, params: Any, clock: CompileClock) -> None:
         """Begin to compile the programs of an evaluation in a thread, while training goes on.
 
+        Does nothing in several processes, and where programs are compiled when they are needed.
+
         Args:
           params: of which only shapes, dtypes and shardings are read.
           clock: does not count the time of it.
         """
+        if process_count() > 1 or not compiles_ahead(self._config, self._parallel.platform):
+            return
 
         def compile_all() -> None:
             with clock.compiling_beside():

@@ -45,9 +45,9 @@ def choose_watched(annotations: Annotations, models: Sequence[ModelConfig]) -> t
     layer, guided = annotations.layer, {(model.alignment, model.num_decoder_layers) for model in models}
     if len(guided) == 1:
         ((chosen, count),) = guided
-        named = layer is not None and (layer % count, annotations.head) == (chosen.layer % count, chosen.head)
+        named = layer is not None and (layer % count, annotations.head) == (chosen.layer % count, 0)
         if chosen.weight and (named or (layer, annotations.head) == (None, None)):
-            return (Watched(chosen.layer, chosen.head, chosen.step == "read"),)
+            return (Watched(chosen.layer, 0, chosen.step == "read"),)
     if layer is None:
         layer = max(-2, -min(model.num_decoder_layers for model in models))
     return (Watched(layer, annotations.head),)

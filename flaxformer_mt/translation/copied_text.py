@@ -8,6 +8,8 @@ from flaxformer_mt.unicode_text import is_blank, split_words
 from flaxformer_mt.vocab import Vocab
 
 _URL = re.compile(r"(?:https?://|www\.)\S+")
+# What invalid bytes become, which translations do not contain.
+_INVALID = "\ufffd"
 
 
 class CopiedText(Step):
@@ -21,13 +23,14 @@ class CopiedText(Step):
 
     def before(self, segments: list[Segment]) -> list[Segment]:
         for segment in segments:
-            text, request = segment.text.strip(), segment.request
+            request = segment.request
+            text = one_line(segment.text.replace(_INVALID, "")).strip()
             term = request.glossary is not None and request.glossary.find(text)
             if is_copied(text) and not (request.prefix.strip() or request.phrases or term):
                 segment.memory[self] = None
                 # Are counted in alignments of pieces.
                 (segment.ids,) = self._vocab.tokenize_all([segment.read(text)])
-                segment.translation = _copy(segment, one_line(text))
+                segment.translation = _copy(segment, text)
         return segments
 
 

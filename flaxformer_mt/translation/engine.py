@@ -103,8 +103,8 @@ class Engine:
 
     def read(self, requests: Sequence[Request]) -> list[Segment]:
         """Return requests as lines with their parts, in any thread; `enter` takes them."""
-        check_lines([request.text for request in requests])
         for request in requests:
+            check_lines([request.text], first_line=request.seed)
             self.backend.check_request(request)
         lines = segments = [
             Segment(
@@ -187,6 +187,7 @@ class Engine:
         joined = join_parts(line, eos_id=self.vocabs.target.eos_id)
         if line.parts != [line]:
             joined = line.undo(joined)
+        line.parts.clear()  # which refer to the line: both are freed without the garbage collector
         if not joined.satisfied:
             self._named["unsatisfied"].add(line.request.seed)
         return joined

@@ -177,15 +177,12 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
             closed = open_items.pop()
             closed.closing, closed.end = match[0], end
             link_end = last if element == "a" else -1
-            content = text[closed.start :].strip()
-            # Without a word it is a point, whose spaces are those around it; so is the mark of a footnote.
-            is_mark = element == "sup" and not following.isalnum() and not any(map(str.isalpha, content))
-            if not content or (is_mark and text[max(0, closed.start - 1) : closed.start].strip()):
+            if _holds_no_word(closed, text, is_note=element == "sup" and not following.isalnum()):
                 closed.opening, closed.closing, closed.children = line[closed.begin : last], None, []
                 text, last = _take_space(closed, text[: closed.start], line, last, open_items[-1])
             continue
-        item = _Item(match[0], len(text), name=name, begin=match.start())
-        item.replaces_space = beside_link and len(text) > end
+        separated = beside_link and len(text) > end
+        item = _Item(match[0], len(text), name=name, begin=match.start(), replaces_space=separated)
         open_items[-1].children.append(item)
         every.append(item)
         single = match["close"] or match["empty"] or name in VOID or len(open_items) > _DEEPEST
@@ -197,14 +194,30 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
         _make_point(open_items)
     texts.append(line[last:])
     text += unescape(texts[-1])
-    if root.children:  # a tag may be around one of two words with a no-break space between them
-        text = _ODD_SPACE.sub(" ", text)
+    # A tag may be around one of two words with a no-break space between them.
+    text = _ODD_SPACE.sub(" ", text) if root.children else text
+    spellings, spoken = _find_spellings(texts) if escaped else {}, _speak(text, every)
+    return MarkedLine(text, tuple(root.children), spellings, escaped, spoken)
+
+
+def _holds_no_word(element: _Item, text: str, *, is_note: bool) -> bool:
+    """Return whether an element is put back as a point, whose spaces are those around it.
+
+    It is one without text, or the mark of a footnote after a word.
+    """
+    content = text[element.start :].strip()
+    is_mark = is_note and not any(map(str.isalpha, content))
+    return not content or (is_mark and text[max(0, element.start - 1) : element.start].strip() != "")
+
+
+def _speak(text: str, items: Sequence[_Item]) -> str:
+    """Return the text with a capital after each point between spaces; see `MarkedLine.spoken`."""
+    if text.islower():
+        return text
     spoken = [*text]
-    for place in [one.start + one.space_before for one in every if one.space_before or one.space_after]:
-        if not text.islower():
-            spoken[place : place + 1] = text[place : place + 1].upper()[:1]
-    spellings = _find_spellings(texts) if escaped else {}
-    return MarkedLine(text, tuple(root.children), spellings, escaped, "".join(spoken))
+    for place in [one.start + one.space_before for one in items if one.space_before or one.space_after]:
+        spoken[place : place + 1] = text[place : place + 1].upper()[:1]
+    return "".join(spoken)
 
 
 def peel(marked: MarkedLine) -> tuple[str, MarkedLine, str]:
@@ -359,6 +372,8 @@ class _Layout:
             opens = first.start if self._has_marks(item, words, before=True) else first.core_start
             closes = last.end if self._has_marks(item, words, before=False) else last.core_end
         inner = self.marked.text[item.start : item.end]
+        if start == end and not words and inner.strip():
+            opens, closes = self._find_marks(item, start)
         before = self.marked.text[max(0, item.start - 1) : item.start]
         after = self.marked.text[item.end : item.end + 1]
         lead = inner[:1].isspace() and bool(inner.strip())
@@ -406,6 +421,13 @@ class _Layout:
         # In "word {0}, more" the marks of the word come after the placeholder.
         before_marks = item.start <= source.core_end and (item.space_before or item.start < source.end)
         return target.core_end if before_marks else target.end
+
+    def _find_marks(self, item: _Item, gap: int) -> tuple[int, int]:
+        """Return the place of the marks at a gap, for an element that has nothing but marks of a word."""
+        number = self._word_before(item)
+        if gap and number is not None and item.start < self.source[number].end:
+            return self.target[gap - 1].core_end, self.target[gap - 1].end
+        return self._gap(gap), self.target[gap].core_start if gap < len(self.target) else self._gap(gap)
 
     def _gap(self, gap: int) -> int:
         """Position of the gap before a target word; the last one is at the end of the last word."""

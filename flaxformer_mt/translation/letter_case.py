@@ -45,7 +45,7 @@ class LetterCase(Step):
         self._choose = functools.lru_cache(maxsize=1 << 12)(self._choose_spelling)
 
     def before(self, segments: list[Segment]) -> list[Segment]:
-        for line, parts in group_by_line(segments):
+        for line, parts in group_by_line(segments) if self._cases else ():
             request = line.request
             if request.prefix.strip() or request.phrases:
                 continue

@@ -428,17 +428,6 @@ def test_files_give_constraints_of_each_line(tmp_path, capfd, run_dir, translato
     assert capfd.readouterr().out == "A\nB\n"
 
 
-def test_n_best_and_scores(capfd, monkeypatch, run_dir, translator):
-    feed(monkeypatch, b"a\nb\n")
-    assert main(["translate", f"--run={run_dir}", "--n_best=2"]) == 0
-    assert capfd.readouterr().out == (
-        "0 ||| A ||| -0.500000\n0 ||| A! ||| -1.500000\n1 ||| B ||| -0.500000\n1 ||| B! ||| -1.500000\n"
-    )
-    feed(monkeypatch, b"a\n")
-    assert main(["translate", f"--run={run_dir}", "--scores"]) == 0
-    assert capfd.readouterr().out == "-0.500000\tA\n"
-
-
 def test_programs_are_prepared_on_request(monkeypatch, run_dir, translator):
     for flags, warmed in (([], ()), (["--warm_up"], (1,)), (["--warm_up", "--n_best=3"], (1, 3))):
         feed(monkeypatch, b"one line\n")

@@ -56,7 +56,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("run").mkdir()
     save_config(Config(search=SearchConfig(beam_size=3)), Path("run/config.json"))
-    
+
     def load(run, options, **more):
         return SimpleNamespace(engine=lambda: fake_engine(Reversing(options.search)))
 

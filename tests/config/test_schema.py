@@ -326,8 +326,8 @@ def test_sections_are_frozen_and_hold_only_json_types(section):
 
 
 def test_guided_alignment_needs_a_file_a_weight_and_a_head_that_exists():
-    def problems(weight=0.0, files=(), dataset="toy_de_en", layer=-1, head=0, **model):
-        guided = GuidedAlignmentConfig(weight=weight, layer=layer, head=head)
+    def problems(weight=0.0, files=(), dataset="toy_de_en", layer=-1, **model):
+        guided = GuidedAlignmentConfig(weight=weight, layer=layer)
         data = DataConfig(dataset=dataset, alignments=files)
         config = Config(data=data, model=ModelConfig(alignment=guided, **model))
         try:
@@ -336,14 +336,13 @@ def test_guided_alignment_needs_a_file_a_weight_and_a_head_that_exists():
             return str(error)
         return ""
 
-    assert problems() == problems(0.1, ("a",)) == problems(0.1, ("", "a"), "x,y", layer=-6, head=7) == ""
+    assert problems() == problems(0.1, ("a",)) == problems(0.1, ("", "a"), "x,y", layer=-6) == ""
     for found, words in (
         (problems(0.0, ("a", "")), ("data.alignments is a,", "model.alignment.weight is 0")),
         (problems(0.1), ("model.alignment.weight is 0.1", "data.alignments names no file")),
         (problems(0.1, ("a", "b"), "x,y,z"), ("2 names for 3 data sets (x,y,z)",)),
         (problems(0.1, ("gs://a/b",)), ("data.alignments", "gs://a/b")),
         (problems(0.1, ("a",), layer=6), ("model.alignment.layer is 6", "6 layers", "from -6 to 5")),
-        (problems(0.1, ("a",), head=8), ("model.alignment.head is 8", "8 heads", "from 0 to 7")),
         (problems(0.1, ("a",), architecture="decoder_only"), ("decoder_only", "no cross-attention")),
     ):
         assert all(word in found for word in words), found
@@ -385,11 +384,11 @@ ZERO = {
         for name, hint in fields_of(NoiseConfig).items()
         if float in typing.get_args(hint)
     ),
-    *("model.alignment.weight", "model.alignment.layer", "model.alignment.head"),
+    *("model.alignment.weight", "model.alignment.layer"),
     *("vocab.pad_id", "vocab.bos_id", "vocab.eos_id", "vocab.unk_id"),
     *("model.num_encoder_layers", "model.norm_epsilon", "model.first_position", "model.dropout_rate"),
     *(f"model.{name}_dropout_rate" for name in ("embedding", "attention", "ffn")),
-    *(f"optim.{name}" for name in ("warmup_steps", "final_fraction", "b1", "b2", "weight_decay")),
+    *(f"optim.{name}" for name in ("warmup_steps", "b1", "b2", "weight_decay")),
     *("optim.clip_norm", "optim.ema_decay", "optim.lora.rank", "optim.lora.embedding_rank"),
     *(f"train.{name}" for name in ("label_smoothing", "loss_chunk_tokens", "patience", "average_last")),
     *(

@@ -283,8 +283,7 @@ def test_greedy_search_finds_the_same_tokens(vocabs_of, tmp_path):
     assert min(map(len, ours)) == 1 and max(map(len, ours)) == limit  # an empty one, and one that is cut off
     folder, sources = export(weights, tmp_path / "out"), [vocabs.source.tokenize(line) for line in lines]
     rules = {(piece,): np.arange(4 + piece % 7, 48, 5, np.int32) for piece in range(4, 48, 2)}
-    shortlist = Shortlist(rules, [9, 30], vocabs)
-    shortlist.write(folder / "vmap.txt")
+    Shortlist(rules, [9, 30], vocabs).write(folder / "vmap.txt")
     translator = ctranslate2.Translator(str(folder))
 
     def translate(sources, **options):
@@ -302,7 +301,9 @@ def test_greedy_search_finds_the_same_tokens(vocabs_of, tmp_path):
 
     assert translate(sources) == [vocabs.target.pieces(tokens) for tokens in ours]
     # CTranslate2 has one shortlist for a batch, which is here a sentence.
-    restricted = make_translator(config, weights.params, vocabs, shortlist=shortlist).translate(lines)
+    restricted = make_translator(config, weights.params, vocabs, shortlist=folder / "vmap.txt").translate(
+        lines
+    )
     pieces = [vocabs.target.pieces(found.tokens) for found in restricted]
     assert [translate([source], use_vmap=True)[0] for source in sources] == pieces
     assert sum(found.tokens != tuple(tokens) for found, tokens in zip(restricted, ours, strict=True)) > 3
@@ -310,7 +311,7 @@ def test_greedy_search_finds_the_same_tokens(vocabs_of, tmp_path):
 
 def test_alignments_come_from_the_head_that_has_learned_them(vocabs_of, tmp_path):
     weights = make_weights(vocabs_of, scale=1.0)
-    guided = GuidedAlignmentConfig(weight=0.1, layer=-2, head=1)
+    guided = GuidedAlignmentConfig(weight=0.1, layer=-2)
     model_config = dataclasses.replace(weights.config.model, alignment=guided)
     config = dataclasses.replace(weights.config, model=model_config)
     weights = dataclasses.replace(weights, config=config)
@@ -324,7 +325,7 @@ def test_alignments_come_from_the_head_that_has_learned_them(vocabs_of, tmp_path
     target = [vocabs.target.pieces(range(vocabs.target.size)).index(piece) for piece in found.hypotheses[0]]
     batch = make_batch([source], [[*target, vocabs.target.eos_id]], vocabs, config=weights.config)
     model = make_model(model_config, source_size=vocabs.source.size, target_size=vocabs.target.size)
-    ours = attention_maps(model, weights.params, batch).cross[0][0, 1]
+    ours = attention_maps(model, weights.params, batch).cross[0][0, 0]
     theirs = np.array(found.attention[0])
     np.testing.assert_allclose(theirs, ours[: len(theirs), : theirs.shape[1]], atol=1e-4)
     assert np.abs(theirs - 1 / len(source)).max() > 0.1

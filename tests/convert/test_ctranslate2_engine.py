@@ -13,11 +13,9 @@ from flaxformer_mt.config import MbrConfig, SearchConfig
 from flaxformer_mt.convert.ctranslate2.engine import load_engine
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.letter_case import LetterCase
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import Annotations
 from flaxformer_mt.translation.translator import Translator
-from flaxformer_mt.unicode_text import CASES
 
 
 @pytest.fixture(scope="module")
@@ -121,13 +119,6 @@ def test_what_a_translation_may_be_is_as_in_the_search_of_this_package(folder, p
     assert [one.tokens for one in found] == expected
 
 
-def test_capitals_are_translated_in_sentence_case(folder, plain):
-    engine = load_engine(folder, method="greedy", capitals="always")
-    (found,) = translate(engine, [LINES[0].upper()])
-    assert found.tokens == plain[0].tokens and found.text == plain[0].text.upper()
-    assert engine.counts[LetterCase.counted] == 1 and set(engine.describe()["capitals"]) == set(CASES)
-
-
 def test_what_training_lacked_is_known_as_from_the_run(tiny_run, tmp_path):
     run, counts = tmp_path / "run", {"capitals": 0.001, "title_case": 0.2, "single_words": 0.004}
     shutil.copytree(tiny_run, run)
@@ -219,8 +210,3 @@ def test_a_damaged_folder_is_refused_in_one_line(folder, file, damage, tmp_path)
     (copy / name).write_bytes(damage((copy / name).read_bytes()))
     with pytest.raises(UserError, match=rf"^{copy} is damaged: .*; export the run again$"):
         translate(load_engine(copy), ["a"])
-
-
-def test_a_folder_that_is_no_model(tiny_run):
-    with pytest.raises(UserError, match=r"no model\.bin"):
-        load_engine(tiny_run)

@@ -44,7 +44,7 @@ from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.optimizers import learning_rate, make_hyperparameters, make_optimizer
 from flaxformer_mt.training.state import init_state
-from flaxformer_mt.training.update import make_train_step
+from flaxformer_mt.training.update import UpdateConfig, make_train_step
 from flaxformer_mt.trees import flatten_tree
 from flaxformer_mt.vocab import Vocabs
 
@@ -385,7 +385,7 @@ def train_ours(weights: Weights, batches: list[Batch]) -> dict[str, np.ndarray]:
     model = dataclasses.replace(weights, config=config).make_model()
     numbers = make_hyperparameters(change(config, train={"steps": UPDATES}))
     parallel = make_parallel(change(config, parallel={"devices": 1}))
-    train_step = make_train_step(model, config, parallel)
+    train_step = make_train_step(model, UpdateConfig.of(config), parallel)
 
     @jax.jit
     def run(params: dict, batches: Batch) -> Any:

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from flaxformer_mt.convert import export_run as exporting
 from flaxformer_mt.convert import import_run as importing
 from flaxformer_mt.convert.documents import handbuilt as handbuilt
 from flaxformer_mt.convert.export_run import export_run
+from flaxformer_mt.convert.formats import NAMES
 from flaxformer_mt.convert.import_run import import_run
 from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.errors import UserError
@@ -425,3 +427,9 @@ def test_a_vocabulary_that_is_missing_is_asked_for(run, exported, tmp_path):
         import_run(
             folder, format_name="handbuilt", run_dir=tmp_path / "new", config=read_config(run / "config.json")
         )
+
+
+def test_every_format_has_its_row_in_the_page():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?`) \|", page[: page.index("\n\nInstall ")], re.M)
+    assert sorted(name for row in rows for name in re.findall(r"`([\w-]+)`", row)) == sorted(NAMES)

@@ -10,7 +10,7 @@ from huggingface_hub import errors
 
 from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.convert import hub_store
-from flaxformer_mt.convert.export_run import make_card
+from flaxformer_mt.convert.model_cards import make_card
 from flaxformer_mt.errors import UserError
 
 

@@ -21,9 +21,9 @@ from tiny_experiment import mark_slow
 
 from benchmarks.originals.tiny_hub import CORPUS, MAKERS
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
-from flaxformer_mt.convert.export_run import make_card
 from flaxformer_mt.convert.formats import NAMES, ImportOverrides, Weights, find_format, shapes_of
 from flaxformer_mt.convert.huggingface.hub_models import FORMAT as HUB
+from flaxformer_mt.convert.model_cards import make_card
 from flaxformer_mt.vocab import PretrainedVocab, Vocabs
 
 EXPORTED = [name for name in NAMES if find_format(name).open is not None]

@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import tracemalloc
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -494,6 +495,22 @@ def test_a_line_of_a_gigabyte_is_not_read(config, suffix, monkeypatch):
         read_pairs(config, "train")
     assert tracemalloc.get_traced_memory()[1] < 100 << 16
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize("suffix", ["de", "de_gz", "parquet"])
+def test_a_block_of_long_lines_is_not_read(config, suffix, monkeypatch):
+    """A file of a kilobyte may have gigabytes in lines of which none is too long."""
+    monkeypatch.setattr(text_files, "BLOCK", 64)
+    monkeypatch.setattr(text_files, "_LARGEST_BLOCK", 1 << 14)
+    for length, refused in [(40, False), (400, True)]:
+        texts = ["a" * length] * 640  # of all blocks together, the first have more bytes as well
+        if suffix == "parquet":
+            write(config, train_parquet=table(texts, texts))
+        else:
+            write(config, **{f"train_{suffix}": texts, "train_en": texts})
+        with pytest.raises(UserError, match="256 MB or more in 64 lines") if refused else nullcontext():
+            pairs = read_pairs(config, "train")
+            assert pairs[600] == pairs[0] == Pair(texts[0], texts[0])
 
 
 def test_columns_of_parquet_have_names(config):

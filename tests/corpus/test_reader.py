@@ -139,7 +139,6 @@ def test_splits_are_found_by_either_name_and_in_slices(config):
         ({"dataset": "a b"}, r"'a b' is not a data set name"),
         ({"dataset": "toy_de_en,"}, r"'toy_de_en,' has an empty name"),
         ({"dataset": "wmt14_translate/de-en:9.9.9"}, r"de-en:9\.9\.9 is not prepared.*version 1\.0\.0 only"),
-        ({"weights": (1.0, 2.0)}, r"2 numbers for 1 data sets"),
     ],
 )
 def test_mistakes_are_named_with_the_remedy(config, change, message):

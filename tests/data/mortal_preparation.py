@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flaxformer_mt.corpus.pair_checks import CheckBlocks
-from flaxformer_mt.data.token_store import TokenizeChunks
+from flaxformer_mt.data.tokenization import TokenizeChunks
 
 
 @dataclass(frozen=True)

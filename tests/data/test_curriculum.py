@@ -34,6 +34,7 @@ from flaxformer_mt.data.curriculum import (
 from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.loader import train_batches
 from flaxformer_mt.data.text_noise import TextNoise
+from flaxformer_mt.data.tokenization import Drawing
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.vocab import make_vocabs
 from flaxformer_mt.vocab.model_file import SPACE
@@ -78,7 +79,7 @@ def pairs(config):
 def stores(config, pairs, tmp_path_factory) -> EpochStores:
     folder = tmp_path_factory.mktemp("stores")
     vocabs = make_vocabs(VocabConfig(size=290), pairs, folder)
-    return EpochStores(pairs, vocabs, folder, 0.0, 3, noise=TextNoise(NoiseConfig()), varies=True)
+    return EpochStores(pairs, vocabs, folder, Drawing(0.0, 3), varies=True)
 
 
 def take(stores, config, start=BEGINNING, number=None):
@@ -385,7 +386,7 @@ def build_store(folder, noise):
     pairs = read_pairs(data, "train")
     words = VocabConfig(kind="word", size=0)
     vocabs = make_vocabs(words, pairs, folder / "vocabs")
-    store = EpochStores(pairs, vocabs, folder / "stores", 0.0, 3, noise=TextNoise(noise)).store(1)
+    store = EpochStores(pairs, vocabs, folder / "stores", Drawing(0.0, 3, TextNoise(noise))).store(1)
     sides = ((vocabs.source, store.source), (vocabs.target, store.target))
     for row in range(len(store)):
         source, target = (vocab.pieces(side.take(np.array([row]))[0][:-1].tolist()) for vocab, side in sides)

@@ -20,8 +20,9 @@ from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.loader import Position, train_batches, valid_batches
 from flaxformer_mt.data.prepare import prepare
 from flaxformer_mt.data.token_store import TokenStore
+from flaxformer_mt.data.tokenization import Drawing
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.training.setup import describe_batches
+from flaxformer_mt.training.setup_messages import describe_batches
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 
 LINES = ["Good day.", "How are you?", "See you tomorrow!"]
@@ -203,7 +204,7 @@ def test_batches_have_sources_of_no_length(config, vocabs, tmp_path, batching):
     lines = make_lines(80)
     write(config, "train.en", lines)
     config = dataclasses.replace(config, batching=batching)
-    stores = EpochStores(read_pairs(config, "train"), vocabs, tmp_path / "tokens", 0.0, 1)
+    stores = EpochStores(read_pairs(config, "train"), vocabs, tmp_path / "tokens", Drawing(0.0, 1))
     options = {"seed": 1, "pad_id": PAD, "bos_id": BOS}
     epoch, seen = [], []
     for position, array in train_batches(stores, config, **options):

@@ -31,6 +31,7 @@ from flaxformer_mt.data.buckets import Shape, make_training_shapes
 from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.loader import BEGINNING, Position, train_batches, valid_batches
 from flaxformer_mt.data.token_store import TokenStore
+from flaxformer_mt.data.tokenization import Drawing
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.shapes import Batch
@@ -99,7 +100,7 @@ def vocabs(tmp_path_factory) -> Vocabs:
 
 @pytest.fixture(scope="module")
 def stores(vocabs, tmp_path_factory) -> EpochStores:
-    return EpochStores(make_pairs(), vocabs, tmp_path_factory.mktemp("cache"), 0.0, 1)
+    return EpochStores(make_pairs(), vocabs, tmp_path_factory.mktemp("cache"), Drawing(0.0, 1))
 
 
 def test_a_bucketed_batch_by_hand():
@@ -245,7 +246,7 @@ def test_the_end_of_an_epoch_is_the_beginning_of_the_next(stores):
 
 
 def test_epochs_shorter_than_the_prefetch(vocabs, tmp_path):
-    stores = EpochStores(make_pairs(3), vocabs, tmp_path, 0.0, 1)
+    stores = EpochStores(make_pairs(3), vocabs, tmp_path, Drawing(0.0, 1))
     config = dataclasses.replace(CONFIG, batching="pack", prefetch=8, loader_threads=4)
     found = take(40, stores, config)
     assert [position for position, _ in found] == [Position(epoch, 0) for epoch in range(1, 41)]
@@ -276,7 +277,7 @@ def test_batches_go_on_while_the_next_epoch_is_planned(stores, monkeypatch):
 
 
 def test_mistakes_come_through_as_they_are(vocabs, tmp_path, monkeypatch):
-    stores = EpochStores(make_pairs(20), vocabs, tmp_path, 0.0, 1)
+    stores = EpochStores(make_pairs(20), vocabs, tmp_path, Drawing(0.0, 1))
     short = dataclasses.replace(CONFIG, max_source_length=2, max_target_length=2)
     with pytest.raises(UserError, match="all 20 training pairs are longer"):
         take(1, stores, short)
@@ -303,14 +304,14 @@ def test_closing_ends_the_threads(stores):
 
 
 def test_with_sampling_shapes_stay_and_ids_change(vocabs, tmp_path):
-    stores = EpochStores(make_pairs(60), vocabs, tmp_path / "one", 0.4, 1)
+    stores = EpochStores(make_pairs(60), vocabs, tmp_path / "one", Drawing(0.4, 1))
     whole = take(40, stores)
     store = stores.base
     shapes = make_training_shapes(store.source_lengths, store.target_lengths, config=CONFIG, headroom=True)
     assert {batch.source.shape for _, batch in whole} <= {(shape.rows, shape.source) for shape in shapes}
     assert shapes[-1][1:] == (24, 24)
     start = next(i for i, (position, _) in enumerate(whole) if position == Position(2, 1))
-    resumed = EpochStores(make_pairs(60), vocabs, tmp_path / "two", 0.4, 1)
+    resumed = EpochStores(make_pairs(60), vocabs, tmp_path / "two", Drawing(0.4, 1))
     rest = take(5, resumed, start=whole[start][0])
     assert all(equal(a, b) for (_, a), (_, b) in zip(rest, whole[start + 1 : start + 6], strict=True))
     for epoch in (0, 1):
@@ -452,7 +453,7 @@ def test_links_reach_the_right_places_of_batches(tmp_path):
     guided = ModelConfig(alignment=GuidedAlignmentConfig(weight=0.1))
     longest = longest_batch(Config(data=config, model=guided))
     assert longest.columns["alignment"].shape == (longest.shape.rows, longest.shape.target, 4)
-    stores = EpochStores(pairs, vocabs, tmp_path / "tokens", 0.3, 7)
+    stores = EpochStores(pairs, vocabs, tmp_path / "tokens", Drawing(0.3, 7))
     for store in (stores.base, stores.store(1)):
         for batching in ("bucket", "pack"):
             seen = check_batches(store, dataclasses.replace(config, batching=batching), pairs, vocabs)

@@ -142,11 +142,11 @@ def test_noise_of_a_line_depends_on_the_seed_and_its_number_alone():
     assert 35 <= changed <= 85
     assert apply(noise_of(), pairs) == pairs
     # If these differ, the noise needs another number of its format: token stores would be mixed up.
-    assert noise.identity[0] == 2
+    assert noise.identity[0] == 3
     assert [whole[index].source for index in (1, 2, 7)] == [
-        "der hund siebt 1 häuser",
-        "DDER HUND SIEHT 2 HÄUSER",
-        "Der Hund Sieht 7 Hä user .",
+        "Der Hund Siebt 1 Häuser",
+        "Dder Hund Sieht 2 Häuser .",
+        "DER HUND SIEHT 7 HÄ USER .",
     ]
 
 
@@ -238,7 +238,7 @@ def test_words_move_by_the_seed_and_the_pair_alone():
     assert move(PAIRS[:10], LINKS[:10], **rates)[0] == pairs[:10]
     # As above: other words need another number of the format.
     assert pairs[3] == ("eins zwei uh[/N Yw`U+ j4Ai; 3", "one two uh[/N Yw`U+ j4Ai; 3 !")
-    assert pairs[10] == ("ù£ àõ", "ù£ àõ")
+    assert pairs[2] == ("Ã±", "Ã±")
     assert move(links=None, random_text=0.2)[1] is None and move()[0] == PAIRS
     for pair, points in zip(pairs, links, strict=True):
         source, target = map(split_words, pair)

@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.config import NoiseConfig, VocabConfig
+from flaxformer_mt.corpus.columns import Links
+from flaxformer_mt.corpus.documents import Context
 from flaxformer_mt.corpus.pairs import Pair, Pairs, Part, RawSplit
 from flaxformer_mt.data import token_store as store_module
 from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.text_noise import TextNoise
 from flaxformer_mt.data.token_store import BuildStopped, TokenStore
+from flaxformer_mt.data.tokenization import Drawing, TokenizeChunks, step_seed
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 from flaxformer_mt.vocab.pretrained import PretrainedMetadata, PretrainedVocab
@@ -111,12 +114,12 @@ def test_each_input_has_its_own_store(vocabs, tmp_path):
         TokenStore.build(make_pairs(fingerprint="other"), vocabs, tmp_path),
         TokenStore.build(make_pairs(), other_vocabs, tmp_path),
         TokenStore.build(make_pairs(), Vocabs(vocabs.source, other_vocabs.target, False), tmp_path),
-        TokenStore.build(make_pairs(), vocabs, tmp_path, sampling=0.1, seed=1),
-        TokenStore.build(make_pairs(), vocabs, tmp_path, sampling=0.2, seed=1),
-        TokenStore.build(make_pairs(), vocabs, tmp_path, sampling=0.1, seed=2),
+        TokenStore.build(make_pairs(), vocabs, tmp_path, Drawing(0.1, 1)),
+        TokenStore.build(make_pairs(), vocabs, tmp_path, Drawing(0.2, 1)),
+        TokenStore.build(make_pairs(), vocabs, tmp_path, Drawing(0.1, 2)),
     ]
     assert len({store.folder for store in builds}) == len(builds)
-    assert TokenStore.build(make_pairs(), vocabs, tmp_path, seed=5).folder == builds[0].folder
+    assert TokenStore.build(make_pairs(), vocabs, tmp_path, Drawing(seed=5)).folder == builds[0].folder
 
 
 def test_weights_are_those_of_the_pairs_at_hand(vocabs, tmp_path):
@@ -178,6 +181,7 @@ def test_of_two_builds_at_once_one_waits_for_the_other(vocabs, tmp_path):
 KILLED = """
 import json, os, signal, sys, time
 from flaxformer_mt.data import token_store
+from flaxformer_mt.data.tokenization import Drawing, TokenizeChunks, step_seed
 from flaxformer_mt.vocab import load_vocabs
 from test_token_store import make_pairs
 
@@ -187,15 +191,14 @@ def write(path, record, original=token_store.write_atomically):
         os.kill(os.getpid(), signal.SIGKILL)
 
 token_store.CHUNK, token_store._SAVE_SECONDS, token_store.write_atomically = 7, 0, write
-token_store.TokenStore.build(make_pairs(), load_vocabs(sys.argv[1]), sys.argv[2], sampling=0.1, seed=1)
+token_store.TokenStore.build(make_pairs(), load_vocabs(sys.argv[1]), sys.argv[2], Drawing(0.1, 1))
 """
 
 
 @pytest.mark.parametrize("chunks", [1, 8, 15])
 def test_a_killed_build_goes_on_where_it_was(vocabs, tmp_path, monkeypatch, chunks):
     monkeypatch.setattr(store_module, "CHUNK", 7)
-    options = {"sampling": 0.1, "seed": 1}
-    whole = TokenStore.build(make_pairs(), vocabs, tmp_path / "whole", **options)
+    whole = TokenStore.build(make_pairs(), vocabs, tmp_path / "whole", Drawing(0.1, 1))
     vocabs.save(tmp_path / "vocab")
     path = os.pathsep.join([os.getcwd(), os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
     arguments = [sys.executable, "-c", KILLED, tmp_path / "vocab", tmp_path / "killed", str(chunks)]
@@ -206,22 +209,13 @@ def test_a_killed_build_goes_on_where_it_was(vocabs, tmp_path, monkeypatch, chun
         file.write(b"half a chunk")
     (partial / "progress.jsonabcdefgh").write_text("half")
     counted: list[int] = []
-    store = TokenStore.build(make_pairs(), vocabs, tmp_path / "killed", count=counted.append, **options)
+    store = TokenStore.build(make_pairs(), vocabs, tmp_path / "killed", Drawing(0.1, 1), count=counted.append)
     assert counted[0] == min(7 * chunks, 100) and sum(counted) == 100
     assert list((tmp_path / "killed").iterdir()) == [store.folder]
     names = sorted(path.name for path in whole.folder.iterdir())
     assert names == sorted(path.name for path in store.folder.iterdir())
     for name in names:
         assert (store.folder / name).read_bytes() == (whole.folder / name).read_bytes()
-
-
-def test_a_store_does_not_depend_on_who_tokenizes(vocabs, tmp_path, monkeypatch):
-    monkeypatch.setattr(store_module, "CHUNK", 7)
-    monkeypatch.setattr(store_module, "_FEW_CHUNKS", 0)
-    alone = TokenStore.build(make_pairs(), vocabs, tmp_path / "alone")
-    shared = TokenStore.build(make_pairs(), vocabs, tmp_path / "shared", pool=PoolOptions(2))
-    for path in alone.folder.iterdir():
-        assert (shared.folder / path.name).read_bytes() == path.read_bytes()
 
 
 class Rows(list):
@@ -246,7 +240,7 @@ def test_each_target_begins_with_the_tag_of_its_language(tmp_path, monkeypatch, 
     pairs = Pairs(splits, [None, None], weights=(1.0, 1.0), fingerprint="x", report={})
     noise = TextNoise(NoiseConfig(upper_case=1.0), ())
     vocabs, pool = Vocabs(vocab, vocab, joint=True), PoolOptions(workers)
-    store = TokenStore.build(pairs, vocabs, tmp_path, noise=noise, pool=pool)
+    store = TokenStore.build(pairs, vocabs, tmp_path, Drawing(noise=noise), pool=pool)
     assert [target for _, target in ids_of(store)] == expected
 
 
@@ -310,7 +304,7 @@ def test_a_place_that_cannot_be_written_and_no_pairs_are_refused(vocabs, tmp_pat
 
 
 def test_without_sampling_all_epochs_have_one_store(vocabs, tmp_path):
-    stores = EpochStores(make_pairs(), vocabs, tmp_path, 0.0, 1)
+    stores = EpochStores(make_pairs(), vocabs, tmp_path, Drawing(0.0, 1))
     assert stores.store(0) is stores.store(7) is stores.base
     stores.close()
     assert [*tmp_path.iterdir()] == [stores.base.folder]
@@ -318,31 +312,40 @@ def test_without_sampling_all_epochs_have_one_store(vocabs, tmp_path):
 
 def test_with_sampling_an_epoch_is_a_function_of_seed_and_epoch(vocabs, tmp_path):
     pairs = make_pairs(30)
-    stores = EpochStores(pairs, vocabs, tmp_path / "one", 0.3, 1)
+    stores = EpochStores(pairs, vocabs, tmp_path / "one", Drawing(0.3, 1))
     ids = [ids_of(stores.store(epoch)) for epoch in range(4)]
     assert stores.store(0) is stores.base
     assert all(ids[a] != ids[b] for a in range(4) for b in range(a))
     for source, target in ids[3]:
         assert vocabs.source.detokenize(source).startswith("der hund sieht")
         assert vocabs.target.detokenize(target).startswith("the dog sees")
-    resumed = EpochStores(pairs, vocabs, tmp_path / "two", 0.3, 1)
+    resumed = EpochStores(pairs, vocabs, tmp_path / "two", Drawing(0.3, 1))
     assert ids_of(resumed.store(3)) == ids[3]
-    assert ids_of(EpochStores(pairs, vocabs, tmp_path / "two", 0.3, -2).store(3)) != ids[3]
+    assert ids_of(EpochStores(pairs, vocabs, tmp_path / "two", Drawing(0.3, -2)).store(3)) != ids[3]
 
 
 def test_source_and_target_and_chunks_are_sampled_apart(tmp_path, monkeypatch):
     monkeypatch.setattr(store_module, "CHUNK", 10)
     pairs = FakePairs([Pair("hund katze haus", "hund katze haus")] * 20)
     joint = make_vocabs(VocabConfig(size=320), make_pairs(), tmp_path / "vocab")
-    ids = ids_of(TokenStore.build(pairs, joint, tmp_path, sampling=0.5, seed=1))
+    ids = ids_of(TokenStore.build(pairs, joint, tmp_path, Drawing(0.5, 1)))
     assert [source for source, _ in ids] != [target for _, target in ids]
     assert ids[:10] != ids[10:]
 
 
+def test_no_two_steps_draw_the_same_numbers(vocabs):
+    noise = TextNoise(NoiseConfig(typos=0.1, random_text=0.1))
+    facts = (True, (("de", "en"),), ("<2en>",), Context(2, 100))
+    steps = TokenizeChunks(vocabs, Drawing(0.1, 1, noise), (Links,), 1, *facts).steps()
+    assert [*steps] == ["noise", "random words", "target tags", "source", "target", "context", "columns"]
+    seeds = {step_seed(1, chunk, name) for chunk in range(50) for name in steps}
+    assert len(seeds) == 50 * len(steps)
+
+
 def test_old_epochs_are_removed_but_stay_readable(vocabs, tmp_path):
-    stores = EpochStores(make_pairs(20), vocabs, tmp_path, 0.3, 1)
+    stores = EpochStores(make_pairs(20), vocabs, tmp_path, Drawing(0.3, 1))
     opened = [stores.store(epoch) for epoch in range(5)]
-    expected = ids_of(EpochStores(make_pairs(20), vocabs, tmp_path / "other", 0.3, 1).store(1))
+    expected = ids_of(EpochStores(make_pairs(20), vocabs, tmp_path / "other", Drawing(0.3, 1)).store(1))
     kept = {opened[epoch].folder for epoch in (0, 3, 4)}
     assert {path for path in tmp_path.iterdir() if path.name != "other"} == kept
     assert ids_of(opened[1]) == expected  # a batch in the making goes on
@@ -365,7 +368,7 @@ def test_closing_ends_a_build(vocabs, tmp_path):
                 yield pair
 
     pairs = Slow(make_pairs(1000))
-    stores = EpochStores(pairs, vocabs, tmp_path, 0.3, 1)
+    stores = EpochStores(pairs, vocabs, tmp_path, Drawing(0.3, 1))
     pairs.slow = True
 
     def build() -> None:

@@ -56,3 +56,9 @@ def test_the_format_reads_what_it_writes(tmp_path):
     read = format.read(tmp_path, ImportOverrides(vocabs=vocabs))
     np.testing.assert_array_equal(read.leaves["encoder/kernel"], leaves["encoder/kernel"])
     assert read.config == Config()
+
+
+def test_the_step_is_that_of_the_package():
+    (example,) = re.findall(r"^class CopiedText.*?(?=^# flaxformer_mt/translation/steps)", PAGE, re.S | re.M)
+    code = (ROOT / "flaxformer_mt" / "translation" / "copied_text.py").read_text(encoding="utf-8").split("\n")
+    assert all(line in code for line in example.split("\n") if line.strip() != "...")

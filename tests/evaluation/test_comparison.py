@@ -115,14 +115,12 @@ def runs(tmp_path, monkeypatch, systems, references):
     (tmp_path / "bad.txt").write_text("".join(f"{line}\n" for line in systems["bad"]))
 
     class FakeTranslator:
-        on_progress = None
-
         def __init__(self, run, options):
             self.config = Config(search=options.search or SearchConfig())
             self.checkpoint, self.step = options.checkpoint or "best", 250
             self.said = systems[run.name]
 
-        def translate(self, lines):
+        def translate(self, lines, *, on_progress=None):
             assert list(lines) == sources
             return [Translation(text, 0.0, 0.0, ()) for text in self.said]
 

@@ -3,6 +3,7 @@
 import dataclasses
 import html
 import html.parser
+import json
 import re
 import shutil
 import time
@@ -237,6 +238,15 @@ def test_directions_with_translations_have_intervals(tmp_path):
     assert "BLEU by source length" in (tmp_path / "page.html").read_text(encoding="utf-8")
     (facts,) = read_runs([tmp_path], "test.en-zh")
     assert facts.language == "zh" and not facts.by_direction
+
+
+def test_the_name_of_a_run_may_have_a_comma(two_runs, tmp_path, capsys):
+    first, other = two_runs
+    named = tmp_path / "a,b"
+    named.symlink_to(first)
+    for runs in ([named, other], [f"--run={named}", f"--run={other}"], [f"--run={first},,{other}"]):
+        assert main(["report", *map(str, runs), f"--output={tmp_path / 'page.html'}"]) == 0
+        assert len(json.loads(capsys.readouterr().out)["runs"]) == 2
 
 
 def test_runs_are_named_apart(tmp_path):

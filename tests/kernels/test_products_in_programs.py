@@ -25,7 +25,7 @@ from flaxformer_mt.model.feedforward import FeedForward
 from flaxformer_mt.search import Size, Symbols
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.optimizers import make_hyperparameters
-from flaxformer_mt.training.update import make_gradient_step
+from flaxformer_mt.training.update import UpdateConfig, make_gradient_step
 
 NUMBERS = make_hyperparameters(Config())
 CONTRACT = Product(multiply_on_cpu)
@@ -56,9 +56,7 @@ def test_all_products_of_a_training_step_take_bfloat16_and_return_float32(kind):
     model, batch = make_bfloat16(KINDS[kind]), make_batch()
     params = random_params(model)
     for chunk in (0, 4):
-        step = make_gradient_step(
-            model, Config(model=model.config, train=TrainConfig(loss_chunk_tokens=chunk))
-        )
+        step = make_gradient_step(model, UpdateConfig.of(Config(train=TrainConfig(loss_chunk_tokens=chunk))))
         traced = jax.make_jaxpr(step)(params, NUMBERS, jnp.int32(0), batch)
         equations = equations_in(traced.jaxpr)
         products = [equation for equation in equations if equation.primitive.name == "dot_general"]
@@ -73,7 +71,7 @@ def test_gradients_of_kernels_are_never_rounded_to_bfloat16(kind, chunk):
     """Of float32 numbers, 1 in 65536 is one that bfloat16 can represent."""
     model, batch = make_bfloat16(KINDS[kind]), make_batch()
     config = Config(model=model.config, train=TrainConfig(loss_chunk_tokens=chunk))
-    step = jax.jit(make_gradient_step(model, config))
+    step = jax.jit(make_gradient_step(model, UpdateConfig.of(config)))
     gradients = step(random_params(model), NUMBERS, jnp.int32(0), batch).gradients
     for path, gradient in jax.tree_util.tree_leaves_with_path(gradients):
         rounded = gradient.astype(jnp.bfloat16).astype(jnp.float32) == gradient

@@ -15,7 +15,7 @@ from flaxformer_mt.kernels.unpad import find_places, remove_padding, restore_pad
 from flaxformer_mt.model import make_model
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.optimizers import make_hyperparameters
-from flaxformer_mt.training.update import make_gradient_step
+from flaxformer_mt.training.update import UpdateConfig, make_gradient_step
 
 V, ROWS, SOURCE, TARGET = 23, 17, 7, 11
 SIZES = (10 * SOURCE, 12 * TARGET)
@@ -110,14 +110,14 @@ def test_losses_and_gradients_are_those_with_padding(fields):
 
 
 def test_weights_and_alignments_are_taken_along():
-    guided = GuidedAlignmentConfig(weight=0.5, layer=0, head=1)
+    guided = GuidedAlignmentConfig(weight=0.5, layer=0)
     check_gradients(change(CONFIG, model={"alignment": guided}), make_batch(extra=True))
 
 
 def check_gradients(config: Config, batch: Batch) -> None:
     model = make_model(config.model, source_size=V, target_size=V, platform="cpu")
     params = random_params(model, scale=0.3)
-    gradient = jax.jit(make_gradient_step(model, config))
+    gradient = jax.jit(make_gradient_step(model, UpdateConfig.of(config)))
     arrays = [array_of(batch, unpadded=sizes) for sizes in (None, SIZES)]
     padded, unpadded = (gradient(params, NUMBERS, np.int32(2), array) for array in arrays)
     assert jax.tree.structure(padded) == jax.tree.structure(unpadded)
@@ -134,7 +134,7 @@ def test_the_compiled_update_multiplies_parameters_with_real_tokens_only():
     found = {}
     for sizes in (None, SIZES):
         array = array_of(batch, unpadded=sizes)
-        gradient = jax.jit(make_gradient_step(model, CONFIG))
+        gradient = jax.jit(make_gradient_step(model, UpdateConfig.of(CONFIG)))
         text = gradient.lower(params, NUMBERS, np.int32(0), array).compile().as_text()
         shapes = re.findall(r"= f32\[([\d,]+)\]\S* dot\(", text)
         found[sizes] = {math.prod(map(int, shape.split(",")[:-1])) for shape in shapes}

@@ -28,9 +28,15 @@ from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training import setup
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, to_trees
 from flaxformer_mt.training.optimizers import make_hyperparameters
-from flaxformer_mt.training.setup import load_state
+from flaxformer_mt.training.setup import compile_train_step, load_state
 from flaxformer_mt.training.state import TrainState, init_state
-from flaxformer_mt.training.update import add_sums, make_gradient_step, make_train_step, make_update
+from flaxformer_mt.training.update import (
+    UpdateConfig,
+    add_sums,
+    make_gradient_step,
+    make_train_step,
+    make_update,
+)
 from flaxformer_mt.translation import translator
 from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.trees import flatten_tree
@@ -124,7 +130,7 @@ def train(name: str, rate: float = 0.0) -> Run:
     parallel = make_parallel(on(name))
     state = parallel.init(make_state)
     model = make_network(rate, parallel.layout.gathers_twice)
-    update = make_train_step(model, with_dropout(rate), parallel)
+    update = make_train_step(model, UpdateConfig.of(with_dropout(rate)), parallel)
     train_step = parallel.compile(update, donate=(0,))
     train_step = train_step.lower(state, NUMBERS, parallel.put(make_batch(0))).compile()
     metrics = []
@@ -167,9 +173,9 @@ def test_every_layout_trains_as_one_device_does(runs, name):
 def test_parts_of_a_batch_train_as_the_batch_does(runs):
     """Eight parts, one of which has no token at all, with their parts of the dropout masks."""
     config, one = on(ONE), runs["one"]
-    gradient_step = make_gradient_step(make_network(DROPOUT), config)
+    gradient_step = make_gradient_step(make_network(DROPOUT), UpdateConfig.of(config))
     gradient = jax.jit(gradient_step)
-    update, add = jax.jit(make_update(config)), jax.jit(add_sums)
+    update, add = jax.jit(make_update(UpdateConfig.of(config))), jax.jit(add_sums)
     state, losses = one.parallel.init(make_state), []
     for number in range(STEPS):
         batch, sums = make_batch(number), None
@@ -189,7 +195,7 @@ def test_devices_of_a_pmap_draw_dropout_of_their_own():
     config = on("pmap 8", with_dropout(0.5))
     parallel, model = make_parallel(config), make_network(0.5)
     state = parallel.init(make_state)
-    gradient = make_gradient_step(model, config)
+    gradient = make_gradient_step(model, UpdateConfig.of(config))
     same = jax.tree.map(lambda array: np.repeat(array[:1], 8, axis=0), make_batch(0))
 
     def loss_of(params, step, batch, *, part):
@@ -237,7 +243,7 @@ def test_other_networks_are_split_as_one_is(fields, weights, path, share):
     for name in ("one", "pmap 8", "2 x 2 x 2"):
         parallel = make_parallel(on(name, config))
         state = parallel.init(lambda: init_state(init_params(model, jax.random.key(0)), CONFIG.optim))
-        train_step = make_train_step(model, config, parallel)
+        train_step = make_train_step(model, UpdateConfig.of(config), parallel)
         state, metrics = parallel.compile(train_step, donate=(0,))(state, NUMBERS, parallel.put(batch))
         found[name] = flatten_tree(parallel.fetch(state).params), float(parallel.fetch(metrics).gradient_norm)
     leaf = flatten_tree(state.params)[f"decoder/{path}"]
@@ -312,7 +318,7 @@ def test_each_mesh_compiles_one_program_for_one_shape(runs, plain, name):
     parallel = runs[name].parallel
     traced, losses = [], []
     model = make_network(gathers_twice=parallel.layout.gathers_twice)
-    train_step = make_train_step(model, CONFIG, parallel)
+    train_step = make_train_step(model, UpdateConfig.of(CONFIG), parallel)
 
     def step(state, batch):
         traced.append(1)
@@ -357,7 +363,7 @@ def accumulate(parallel: Parallel) -> tuple[TrainState, list[CompiledText]]:
     """The state after two updates of two microbatches, and the loop's programs: gradient, sum and update."""
     config = change(with_dropout(DROPOUT), optim={"accumulation": 2})
     reading, state = Reading(parallel), parallel.init(make_state)
-    step = setup.compile_train_step(make_network(DROPOUT), config, reading)
+    step = compile_train_step(make_network(DROPOUT), config, reading)
     step.by_shape._on_disk = None  # a program from disk is not compiled
     for number in range(2):
         state, _ = step(state, NUMBERS, [parallel.put(make_batch(2 * number + part)) for part in range(2)])

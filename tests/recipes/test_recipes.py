@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import random
 import runpy
 import shlex
@@ -23,6 +24,7 @@ from flaxformer_mt.commands.options import TrainOptions
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.training.loop import fit
+from flaxformer_mt.vocab import load_vocabs
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "recipes" / "launch"
@@ -345,3 +347,17 @@ def describe(folder):
 
 def without_times(values):
     return {key: value for key, value in values.items() if "second" not in key}
+
+
+def test_the_pickle_for_document_003_has_the_ids_of_the_vocabulary(tiny_run, tmp_path, monkeypatch):
+    vocab = load_vocabs(tiny_run / "vocab").source
+    (tmp_path / "vocab").mkdir()
+    vocab.save(tmp_path / "vocab" / "source.model")
+    text = vocab.detokenize([5, 6, 7])
+    (tmp_path / "test.de").write_text(f"{text}\n", encoding="utf-8")
+    files = [str(tmp_path), str(tmp_path / "test.de"), str(tmp_path / "data.pkl")]
+    monkeypatch.setattr(sys, "argv", ["aiayn_data.py", *files])
+    runpy.run_path(str(ROOT / "recipes" / "aiayn_data.py"))
+    data = pickle.loads((tmp_path / "data.pkl").read_bytes())  # noqa: S301
+    numbers = [data["vocab"]["src"].vocab.stoi[piece] for piece in data["test"][0].src]
+    assert numbers == vocab.tokenize(text)

@@ -18,9 +18,9 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import flatten, from_dict, read_config, save_config, to_dict
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.runs.run_directory import (
-    is_complete,
     lock_run,
     open_run,
+    read_final_report,
     read_report,
     sweep_run,
     write_report,
@@ -246,10 +246,15 @@ def test_a_run_that_stopped_early_goes_on_with_more_patience(tmp_path):
     cases = [(2, 100, True), (3, 100, True), (4, 100, False), (0, 100, False), (0, 50, True)]
     for patience, steps, complete in cases:
         new = change(change(config, "train.patience", patience), "train.steps", steps)
-        assert is_complete(tmp_path, new, {"step": 50, "stopped_early": True}) == complete
-        report = {"step": 50, "stopped_early": True, "patience": 3}  # whatever the config has become since
-        assert is_complete(tmp_path, new, report) == complete
-    assert not is_complete(tmp_path, config, {"step": 50, "stopped_early": False})
+        # With the patience of the run in its report: whatever the config has become since.
+        for report in (
+            {"step": 50, "stopped_early": True},
+            {"step": 50, "stopped_early": True, "patience": 3},
+        ):
+            write_report(tmp_path, report)
+            assert read_final_report(tmp_path, new) == (report if complete else None)
+    write_report(tmp_path, {"step": 50, "stopped_early": False})
+    assert read_final_report(tmp_path, config) is None
 
 
 def test_checkpoints_without_their_config_are_not_trained_further(tmp_path):
@@ -279,6 +284,14 @@ def test_a_report_is_written_whole_and_read_back(tmp_path):
     write_report(tmp_path, report | {"step": 4})
     assert read_report(tmp_path) == report | {"step": 4}
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_config_and_report_survive_a_loss_of_power(tmp_path, monkeypatch):
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    save_config(Config(), tmp_path / "config.json")
+    write_report(tmp_path, {"step": 3})
+    assert len(synced) == 4, "each file, and the folder that has its name"
 
 
 @pytest.mark.parametrize("content", [b'{"step": 3', b"\xff\xfe", b"[]", b'{"step": 3}', b""])

@@ -15,7 +15,7 @@ from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.update import head_scores
 
 V = 11
-ALIGNMENT = GuidedAlignmentConfig(weight=0.1, layer=-2, head=1)
+ALIGNMENT = GuidedAlignmentConfig(weight=0.1, layer=-2)
 CONFIG = small_model(3, 8, 2, 10, num_encoder_layers=1, alignment=ALIGNMENT)
 
 
@@ -52,7 +52,7 @@ def test_the_head_attends_as_its_layer_does_in_all_ways_of_running_it():
         batch = make_batch(packed)
         found, stored = read_head(CONFIG, params, batch, "intermediates")
         layer = stored["intermediates"]["decoder"]["layers_1"]["cross_attention"]
-        np.testing.assert_allclose(found, layer["attention_weights"][0][:, 1], atol=1e-6)
+        np.testing.assert_allclose(found, layer["attention_weights"][0][:, 0], atol=1e-6)
     looped = dataclasses.replace(CONFIG, scan_layers=True, remat="full")
     np.testing.assert_allclose(read_head(looped, stack_layers(params), batch)[0], found, atol=1e-6)
 

@@ -43,7 +43,7 @@ def describe(*counts: int) -> dict[str, Any]:
 
 def choose(*counts: int, updates: int = 1000) -> list[int]:
     """The indices of the shapes that a run will use."""
-    return [SHAPES.index(shape) for shape in find_shapes(Config(), describe(*counts), updates=updates)]
+    return [SHAPES.index(shape) for shape in find_shapes(Config(), [describe(*counts)], updates=updates)]
 
 
 def test_the_shapes_that_a_run_will_use_are_compiled_ahead():
@@ -324,7 +324,7 @@ DATA = {"batch_tokens": 256, "num_shapes": 2}
 SWEEPS: tuple[dict[str, Any], ...] = (
     {
         "seed": 2**31 + 7,
-        "optim": {"learning_rate": 0.003, "warmup_steps": 7, "schedule": "cosine", "final_fraction": 0.1},
+        "optim": {"learning_rate": 0.003, "warmup_steps": 7, "schedule": "cosine"},
         "train": {"steps": 49},
     },
     {"seed": 6, "optim": {"learning_rate": 1.0, "schedule": "noam"}, "train": {"steps": 50}},

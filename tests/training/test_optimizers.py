@@ -13,7 +13,6 @@ from tiny_experiment import small_model
 
 from flaxformer_mt import cpu
 from flaxformer_mt.config import Config, ModelConfig, OptimConfig, TrainConfig
-from flaxformer_mt.errors import FlaxformerWarning
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.training.optimizers import (
     clip_factor,
@@ -22,7 +21,7 @@ from flaxformer_mt.training.optimizers import (
     make_optimizer,
     warmup_updates,
 )
-from flaxformer_mt.training.setup import describe_long_warmup, warn_of_short_training, warn_of_slow_dtype
+from flaxformer_mt.training.setup_messages import describe_doubts, describe_long_warmup
 
 CONFIG = OptimConfig(learning_rate=0.5, warmup_steps=4, clip_norm=0.0)
 
@@ -47,14 +46,14 @@ def test_noam_is_equation_3_of_the_paper():
         # updates 1, 2, 4 (the end of warm-up), 8, 12 (the end), 16 (beyond)
         ("inverse_sqrt", [0.125, 0.25, 0.5, 0.5 * 0.5**0.5, 0.5 * 3**-0.5, 0.25]),
         ("constant", [0.125, 0.25, 0.5, 0.5, 0.5, 0.5]),
-        ("linear", [0.125, 0.25, 0.5, 0.3, 0.1, 0.1]),
-        ("cosine", [0.125, 0.25, 0.5, 0.3, 0.1, 0.1]),
+        ("linear", [0.125, 0.25, 0.5, 0.25, 0, 0]),
+        ("cosine", [0.125, 0.25, 0.5, 0.25, 0, 0]),
     ],
 )
 def test_schedules_by_hand(schedule, expected):
-    """Peak 0.5 after 4 updates; linear and cosine end at a fifth of it after 12, and are halfway at 8."""
-    config = replace(CONFIG, schedule=schedule, final_fraction=0.2)
-    np.testing.assert_allclose(rates(config, [0, 1, 3, 7, 11, 15]), expected, rtol=1e-5)
+    """Peak 0.5 after 4 updates; linear and cosine end at 0 after 12, and are halfway at 8."""
+    config = replace(CONFIG, schedule=schedule)
+    np.testing.assert_allclose(rates(config, [0, 1, 3, 7, 11, 15]), expected, rtol=1e-5, atol=1e-7)
 
 
 def test_cosine_is_not_linear_between():
@@ -83,9 +82,12 @@ def test_a_schedule_that_ends_keeps_half_of_a_short_training_to_fall_in():
 
 def test_a_shortened_warmup_is_said():
     config = Config(optim=replace(CONFIG, schedule="linear"), train=TrainConfig(steps=4))
-    with pytest.warns(FlaxformerWarning, match=r"warmup_steps 4 .*train\.steps 4,.*shortened to 2 updates"):
-        warn_of_short_training(config)
-    warn_of_short_training(replace(config, train=TrainConfig(steps=5)))
+    (warning,) = describe_doubts(config, "cpu")
+    assert warning.startswith(
+        "optim.warmup_steps 4 is not below train.steps 4, at which schedule linear ends"
+    )
+    assert warning.endswith("shortened to 2 updates")
+    assert not list(describe_doubts(replace(config, train=TrainConfig(steps=5)), "cpu"))
 
 
 @pytest.mark.parametrize("schedule", ["noam", "inverse_sqrt", "constant"])
@@ -95,20 +97,20 @@ def test_a_warmup_beyond_the_end_is_said(schedule):
     config = Config(optim=optim, train=TrainConfig(steps=300))
     last, peak = rates(optim, [299, 899], total_steps=900)
     assert round(last / peak, 2) == 0.33
-    assert "rises to the end, where it is 33% of the highest" in describe_long_warmup(config)
-    assert describe_long_warmup(replace(config, train=TrainConfig(steps=900))) == ""
+    (line,) = describe_long_warmup(config)
+    assert line.endswith("rises to the end, where it is 33% of the highest")
+    assert not list(describe_long_warmup(replace(config, train=TrainConfig(steps=900))))
 
 
 def test_bfloat16_on_a_processor_that_is_no_faster_in_it_is_said(monkeypatch):
     facts = {"vendor_id": "GenuineIntel", "flags": "avx512_bf16"}
     monkeypatch.setattr(cpu, "_read_cpuinfo", lambda: facts)
     config = Config(model=ModelConfig(dtype="bfloat16"))
-    with pytest.warns(FlaxformerWarning, match=r"model\.dtype bfloat16 is no faster .*avx512_bf16 of Intel"):
-        warn_of_slow_dtype(config, "cpu")
-    warn_of_slow_dtype(config, "gpu")
-    warn_of_slow_dtype(Config(), "cpu")
+    (warning,) = describe_doubts(config, "cpu")
+    assert "model.dtype bfloat16 is no faster than float32 on this CPU, since avx512_bf16 of Intel" in warning
+    assert not [*describe_doubts(config, "gpu"), *describe_doubts(Config(), "cpu")]
     facts["flags"] = "avx512_bf16 amx_bf16"
-    warn_of_slow_dtype(config, "cpu")
+    assert not list(describe_doubts(config, "cpu"))
 
 
 @functools.cache

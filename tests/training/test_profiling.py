@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from flaxformer_mt.training import loop
-from flaxformer_mt.training.loop import Profile
+from flaxformer_mt.training.profiling import WARM_UP, Profile
 
 
 @jax.jit
@@ -21,9 +20,9 @@ def update(x):
 def train(profile: Profile, first: int, last: int) -> None:
     x = jnp.ones((8, 8))
     for step in range(first, last + 1):
-        profile.begin(step)
-        x = update(x)
-        profile.end(step, x)
+        with jax.profiler.StepTraceAnnotation("update", step_num=step):
+            x = update(x)
+        profile(step, x)
 
 
 def read_updates(trace: Path) -> list[int]:
@@ -47,40 +46,46 @@ def told_trace(said: list[str], first: int, last: int) -> Path:
 def test_a_trace_holds_the_updates_after_the_first_ones(tmp_path):
     """Of 40 updates from number 101 on, the first WARM_UP are left out, for programs are compiled in them."""
     said: list[str] = []
-    with Profile(tmp_path / "profile", 3, remaining=40, say=said.append) as profile:
-        train(profile, 101, 104 + loop.WARM_UP)
-        trace = told_trace(said, 101 + loop.WARM_UP, 103 + loop.WARM_UP)
+    with Profile(tmp_path / "profile", 3, (100, 140), say=said.append) as profile:
+        train(profile, 101, 104 + WARM_UP)
+        trace = told_trace(said, 101 + WARM_UP, 103 + WARM_UP)
     assert trace.is_relative_to(tmp_path / "profile")
-    assert read_updates(trace) == [step + loop.WARM_UP for step in (101, 102, 103)]
+    assert read_updates(trace) == [step + WARM_UP for step in (101, 102, 103)]
     assert len(said) == 1
 
 
 @pytest.mark.parametrize(("remaining", "wanted", "first"), [(2, 5, 1), (4, 3, 2), (1, 1, 1)])
 def test_in_a_short_run_it_is_the_last_updates(tmp_path, remaining, wanted, first):
     said: list[str] = []
-    with Profile(tmp_path, wanted, remaining=remaining, say=said.append) as profile:
+    with Profile(tmp_path, wanted, (0, remaining), say=said.append) as profile:
         train(profile, 1, remaining)
     assert read_updates(told_trace(said, first, remaining)) == list(range(first, remaining + 1))
 
 
 def test_what_ends_training_ends_the_trace(tmp_path):
     said: list[str] = []
-    with pytest.raises(ZeroDivisionError), Profile(tmp_path, 3, remaining=3, say=said.append) as profile:
-        train(profile, 1, 1)
-        profile.begin(2)
+    with pytest.raises(ZeroDivisionError), Profile(tmp_path, 3, (0, 3), say=said.append) as profile:
+        train(profile, 1, 2)
         _ = 1 / 0
-    assert 1 in read_updates(told_trace(said, 1, 2))
-    with Profile(tmp_path / "next", 1, remaining=1, say=said.append) as profile:  # JAX records one at a time
+    assert read_updates(told_trace(said, 1, 2)) == [1, 2]
+    with Profile(tmp_path / "next", 1, (0, 1), say=said.append) as profile:  # JAX records one at a time
         train(profile, 1, 1)
     assert len(said) == 2
 
 
+def test_a_trace_of_no_update_is_none(tmp_path):
+    said: list[str] = []
+    with pytest.raises(ZeroDivisionError), Profile(tmp_path, 3, (0, 3), say=said.append):
+        _ = 1 / 0
+    assert said == ["no profile: training ended before the first of the 3 updates to record"]
+
+
 def test_without_a_trace_it_says_so_only_if_one_was_wanted(tmp_path):
     said: list[str] = []
-    with Profile(tmp_path, 0, remaining=9, say=said.append) as profile:
+    with Profile(tmp_path, 0, (0, 9), say=said.append) as profile:
         train(profile, 1, 9)
     assert said == []
-    with Profile(tmp_path, 2, remaining=100, say=said.append) as profile:
+    with Profile(tmp_path, 2, (0, 100), say=said.append) as profile:
         train(profile, 1, 3)
     assert said == ["no profile: training ended before the first of the 2 updates to record"]
     assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,5 @@
 """The report of training: what it says at the end of a run."""
 
-import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +7,7 @@ import pytest
 
 from flaxformer_mt.config import Config, TrainConfig
 from flaxformer_mt.errors import FlaxformerWarning
+from flaxformer_mt.tracking import Tracker
 from flaxformer_mt.training.checkpoint_trees import TrainProgress
 from flaxformer_mt.training.report import make_report
 
@@ -16,10 +16,13 @@ def test_the_end_of_training_says_that_the_best_model_is_the_one_it_started_from
     """Without a test set; with one, its evaluation loads that model and says so."""
     prepared = SimpleNamespace(test_pairs=None, report=dict.fromkeys(("train", "valid", "test")))
     progress = TrainProgress(step=50, best_step=0, best_value=0.0)
-    arguments = {"parameters": 1, "hardware": "a CPU"}
+    parallel = SimpleNamespace(describe=lambda: "a CPU")
+    setup = SimpleNamespace(prepared=prepared, progress=progress, parallel=parallel, parameters=1)
+    tracker = Tracker(None, total_steps=50)
     with pytest.warns(FlaxformerWarning, match=r"runs/a is step 0, .*--checkpoint=last takes step 50"):
-        report = make_report(Config(), Path("runs/a"), prepared, progress, **arguments)
+        report = make_report(Config(), Path("runs/a"), setup, tracker)
     assert report["best"] == {"step": 0, "bleu": 0.0}
-    make_report(Config(), Path("runs/a"), prepared, dataclasses.replace(progress, best_step=50), **arguments)
     last = Config(train=TrainConfig(final_checkpoint="last"))  # the start is not used
-    make_report(last, Path("runs/a"), prepared, progress, **arguments)
+    make_report(last, Path("runs/a"), setup, tracker)
+    progress.best_step = 50
+    make_report(Config(), Path("runs/a"), setup, tracker)

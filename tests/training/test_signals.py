@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flaxformer_mt.training.loop import StopRequest
+from flaxformer_mt.training.stop_request import StopRequest
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -51,7 +51,7 @@ def test_a_signal_during_a_print_is_no_error():
     """A thousand signals into a process that does nothing but print: none may surface as an exception."""
     program = """
 import os, signal, sys
-from flaxformer_mt.training.loop import StopRequest
+from flaxformer_mt.training.stop_request import StopRequest
 with StopRequest() as stop:
     def again(number, frame):
         stop.received = None

@@ -14,11 +14,10 @@ from flaxformer_mt.config import Config, ModelConfig, TrainConfig
 from flaxformer_mt.data.loader import Position
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.flops import real_work, training_flops
-from flaxformer_mt.losses import AlignmentSums
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training import train_log
 from flaxformer_mt.training.checkpoint_trees import TrainProgress
-from flaxformer_mt.training.train_log import DataWait, TrainingLog
+from flaxformer_mt.training.train_log import TrainingLog
 from flaxformer_mt.training.update import StepMetrics
 
 CLOCKS = {"tokens_per_second", "steps_per_second", "data_wait", "model_flops_per_second", "utilization"}
@@ -31,17 +30,13 @@ class Lines(list):
 
     def __init__(self) -> None:
         self.clocks: list[dict[str, float]] = []
-        self.silent, self.shown = False, list[int]()
+        self.without_line: list[int] = []
 
     def start_clock(self) -> None:
         pass
 
-    def is_silent(self) -> bool:
-        return self.silent
-
-    def show_step(self, step: int) -> None:
-        self.shown.append(step)
-        self.silent = False
+    def end_silence(self, step: int) -> None:
+        self.without_line.append(step)
 
     def log(self, step: int, split: str, values: dict[str, Any]) -> None:
         self.append((step, split, {name: v for name, v in values.items() if name not in CLOCKS}))
@@ -59,37 +54,30 @@ class Devices:
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
+    now = 100.0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch) -> Clock:
-    stopped = Clock()
-    monkeypatch.setattr(train_log, "time", stopped)
-    return stopped
 
 
 def make_config(**train: Any) -> Config:
     return Config(train=TrainConfig(**{"steps": 1000, "log_every": 4, "log_accuracy": True} | train))
 
 
-def make_log(lines, config, gathered=None, parallel=None):
-    return TrainingLog(lines, config, parallel=parallel or Devices(), target_size=11, gathered=gathered)
+def make_log(lines, config, gathered=None, parallel=None, clock=None):
+    progress = TrainProgress(log=gathered or {})
+    return TrainingLog(lines, config, parallel or Devices(), 11, progress=progress, clock=clock or Clock())
 
 
-def metrics(loss: float, weight: float, correct: float | None) -> StepMetrics:
-    one, rate = np.float32(1.0), np.float32(0.5)
-    counted = None if correct is None else np.float32(correct)
-    return StepMetrics(np.float32(loss), np.float32(weight), one, rate, np.int32(0), np.int32(0), counted)
+def metrics(loss: float, weight: float, correct: float = 0, *alignment: float) -> StepMetrics:
+    fields = loss, weight, 1.0, 0.5, 0, 0, correct, *(alignment or (0, 0))
+    return StepMetrics(*map(np.float32, fields))
 
 
 def run(log, updates, epochs, first=0):
     for step, (update, epoch) in enumerate(zip(updates, epochs, strict=True), start=first + 1):
         log.add(step, metrics(*update), [BATCH], epoch)
+    return json.loads(json.dumps(log.to_dict()))  # reads the last one
 
 
 UPDATES = [(6.0, 2.0, 1.0), (4.0, 2.0, 0.0), (9.0, 3.0, 3.0), (5.0, 5.0, 1.0), (1.0, 1.0, 1.0)]
@@ -103,20 +91,16 @@ def test_each_epoch_ends_with_the_means_over_its_tokens():
     assert lines[0][2] == {"epoch": 1, "loss": 19 / 7, "accuracy": 4 / 7, "target_tokens": 7}
     assert lines[2][2] == {"epoch": 2, "loss": 6 / 6, "accuracy": 2 / 6, "target_tokens": 6}
     assert (lines[1][2]["loss"], lines[1][2]["accuracy"]) == (24 / 12, 5 / 12)
-    updates = [(loss, weight, None) for loss, weight, _ in UPDATES]
-    run(make_log(without, make_config(log_accuracy=False)), updates, [0, 0, 1, 1, 2])
+    run(make_log(without, make_config(log_accuracy=False)), UPDATES, [0, 0, 1, 1, 2])
     for _, _, values in lines:
         del values["accuracy"]
     assert without == lines
 
 
-def test_a_long_silence_before_the_first_line_ends_with_the_number_of_the_step():
+def test_updates_that_end_no_line_end_a_silence():
     lines = Lines()
-    log = make_log(lines, make_config())
-    run(log, UPDATES[:1], [0])
-    lines.silent = True
-    run(log, UPDATES[:3], [0, 0, 0], first=1)
-    assert lines.shown == [2] and [step for step, _, _ in lines] == [4]
+    run(make_log(lines, make_config(log_every=2)), UPDATES, [0] * 5)
+    assert lines.without_line == [1, 3, 5] and [step for step, _, _ in lines] == [2, 4]
 
 
 def test_the_loss_of_alignments_is_a_mean_of_its_own_and_survives_a_stop():
@@ -124,8 +108,7 @@ def test_the_loss_of_alignments_is_a_mean_of_its_own_and_survives_a_stop():
     lines, config = Lines(), make_config(log_accuracy=False)
 
     def add(log: TrainingLog, step: int, loss_sum: float, aligned: float) -> None:
-        alignment = AlignmentSums(np.float32(loss_sum), np.float32(aligned))
-        log.add(step, metrics(6.0, 2.0, None)._replace(alignment=alignment), [BATCH], 0)
+        log.add(step, metrics(6.0, 2.0, 0, loss_sum, aligned), [BATCH], 0)
 
     log = make_log(lines, config)
     add(log, 1, 3.0, 2.0)
@@ -136,6 +119,7 @@ def test_the_loss_of_alignments_is_a_mean_of_its_own_and_survives_a_stop():
         log = make_log(lines, config, stored)
         add(log, 3, 4.0, 2.0)
         add(log, 4, 0.0, 0.0)
+        log.flush(4)
         assert (lines[-1][2]["loss"], lines[-1][2]["alignment_loss"]) == (24 / 8, mean)
 
 
@@ -166,9 +150,7 @@ def test_a_stop_anywhere_changes_no_line(stop):
     undisturbed, before, after = Lines(), Lines(), Lines()
     run(make_log(undisturbed, config), updates, epochs)
     assert [split for _, split, _ in undisturbed] == ["train", "epoch", "train", "epoch"]
-    log = make_log(before, config)
-    run(log, updates[:stop], epochs[:stop])
-    gathered = json.loads(json.dumps(log.to_dict()))
+    gathered = run(make_log(before, config), updates[:stop], epochs[:stop])
     run(make_log(after, config, gathered), updates[stop:], epochs[stop:], first=stop)
     assert before + after == undisturbed
 
@@ -179,15 +161,16 @@ def masked_batch(source: list[int], target: list[int]) -> Batch:
     return Batch(ids[0], ids[1], ids[1], *masks)
 
 
-def test_a_line_counts_real_tokens_padding_and_the_operations_they_need(clock):
+def test_a_line_counts_real_tokens_padding_and_the_operations_they_need():
     """Two updates, one of two microbatches, in 4 seconds; other devices do not tell all of it."""
-    lines, config = Lines(), make_config(log_every=2)
+    lines, config, clock = Lines(), make_config(log_every=2), Clock()
     config = dataclasses.replace(config, model=ModelConfig(dtype="bfloat16"))
-    log = make_log(lines, config, parallel=Devices("NVIDIA H200", memory=3 * 2**29))
+    log = make_log(lines, config, parallel=Devices("NVIDIA H200", memory=3 * 2**29), clock=clock)
     first, second, third = masked_batch([6, 1], [5, 2]), masked_batch([2, 2], [3, 3]), masked_batch([4], [4])
     log.add(1, metrics(1.0, 13.0, 1.0), [array_of(first), array_of(second)], 0)
     clock.now += 4
     log.add(2, metrics(1.0, 4.0, 1.0), [array_of(third)], 0)
+    log.flush(2)
     (_, _, values), (clocks,) = lines[0], lines.clocks
     assert (values["source_tokens"], values["target_tokens"], values["shapes"]) == (15, 17, 2)
     assert values["padding"] == pytest.approx(1 - 32 / (5 * 11))
@@ -197,30 +180,20 @@ def test_a_line_counts_real_tokens_padding_and_the_operations_they_need(clock):
     assert clocks["tokens_per_second"] == 17 / 4 and clocks["steps_per_second"] == 2 / 4
     assert clocks["model_flops_per_second"] == pytest.approx(flops / 4)
     assert clocks["utilization"] == pytest.approx(flops / 4 / (2 * 989.4e12))
-    log = make_log(lines, make_config(log_every=1))  # on devices of unknown peak and memory
-    clock.now += 1
-    run(log, UPDATES[:1], [0])
+    run(make_log(lines, make_config(log_every=1)), UPDATES[:1], [0])  # devices of unknown peak and memory
     assert "utilization" not in lines.clocks[1] and "device_memory_gib" not in lines[1][2]
     assert lines.clocks[1]["model_flops_per_second"] > 0
 
 
-class Result:
-    def __init__(self) -> None:
-        self._done = threading.Event()
-
-    def block_until_ready(self) -> "Result":
-        assert self._done.wait(timeout=60)
-        return self
-
-    def finish(self) -> None:
-        self._done.set()
-
-
-class Late(Result):
+class Late:
     """A weight of one token that the devices have not computed yet."""
 
-    def is_ready(self) -> bool:
-        return self._done.is_set()
+    def __init__(self) -> None:
+        self.done = threading.Event()
+
+    def block_until_ready(self) -> "Late":
+        assert self.done.wait(timeout=60)
+        return self
 
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         return np.asarray(self.block_until_ready() and 1.0, np.float32)
@@ -229,97 +202,86 @@ class Late(Result):
         pass
 
 
-def begin_update(log, step, epoch=0, *, skipped=0, weight=None):
-    """Dispatches an update of loss `step`; the result finishes it."""
-    weight = weight or Late()
-    numbers = metrics(step, 1.0, None)._replace(weight=weight, skipped_in_a_row=np.int32(skipped))
+def dispatch(log: TrainingLog, step: int, epoch: int = 0, *, skipped: int = 0) -> Late:
+    """An update of loss `step`; the result finishes it."""
+    weight = Late()
+    numbers = metrics(step, 1.0)._replace(weight=weight, skipped_in_a_row=np.int32(skipped))
     log.add(step, numbers, [BATCH], epoch)
     return weight
 
 
-def finish(clock: Clock, log: TrainingLog, now: float, *updates: Late) -> None:
-    """Ends updates at a time; the next update begins once the log has seen it."""
+def finish(log: TrainingLog, clock: Clock, now: float, update: Late) -> None:
     clock.now = now
-    for update in updates:
-        update.finish()
-    log._clock._data_wait._watcher.submit(lambda: None).result()
+    update.done.set()
+    log._watcher.submit(lambda: None).result()
 
 
-def test_a_line_is_logged_once_its_updates_are_finished_without_waiting(clock):
-    """Two updates a line: the first line, late, beside the third; the second when the third line is due.
-
-    The rates are those of the updates: 2 in 6 seconds, then 2 in 3, whenever the lines are written.
-    """
-    lines = Lines()
-    log = make_log(lines, make_config(log_every=2, log_accuracy=False))
-    clock.now = 100
-    updates = [begin_update(log, 1), begin_update(log, 2)]
-    assert not lines
-    finish(clock, log, 106, *updates)
-    clock.now = 1000
-    updates = [begin_update(log, 3)]
-    assert [step for step, *_ in lines] == [2]
-    updates.append(begin_update(log, 4, epoch=1))
-    assert [step for step, *_ in lines] == [2]
-    finish(clock, log, 109, *updates)
-    clock.now = 2000
-    begin_update(log, 5, epoch=1).finish()
+def test_the_devices_have_work_while_an_update_is_read():
+    """A line is logged when the update after it has been dispatched, with the rates of its own updates."""
+    lines, clock = Lines(), Clock()
+    log = make_log(lines, make_config(log_every=2, log_accuracy=False), clock=clock)
+    for step, now in enumerate((103, 106, 107, 109, 200), start=1):
+        update = dispatch(log, step, epoch=step // 4)
+        assert [line[0] for line in lines if line[1] == "train"] == list(range(2, step, 2))
+        finish(log, clock, now, update)
+        clock.now = 1000 * step
     assert [(step, split) for step, split, _ in lines] == [(2, "train"), (4, "train"), (4, "epoch")]
     assert [values["loss"] for _, _, values in lines] == [1.5, 3.5, 2.5]
     assert [clocks["steps_per_second"] for clocks in lines.clocks] == pytest.approx([2 / 6, 2 / 3])
     assert log.target_tokens == 4
 
 
-def test_the_devices_have_work_while_the_host_waits_for_a_line(clock, monkeypatch):
-    """Of several processes, each logs a line when the next one is due, though it could do so earlier."""
+def test_skipped_updates_end_all_processes_at_one_update(monkeypatch):
+    """The first process counts the work of all."""
     lines = Lines()
     log = make_log(lines, make_config(log_every=2, log_accuracy=False, max_nonfinite_steps=2))
     monkeypatch.setattr(train_log, "process_count", lambda: 2)
     monkeypatch.setattr(train_log, "exchange", lambda message: [message, message])
     log._parallel.counts_rows = True
-    for step in (1, 2, 3):
-        begin_update(log, step, skipped=step).finish()
-        assert not lines
-    weight = Late()
+    for step in (1, 2):
+        dispatch(log, step, skipped=step).done.set()
     with pytest.raises(UserError, match="the last 2 updates up to step 2"):
-        begin_update(log, 4, skipped=4, weight=weight)
-    weight.finish()
-    assert [step for step, *_ in lines] == [2]
+        dispatch(log, 3, skipped=3)
+    assert [(step, values["target_tokens"]) for step, _, values in lines] == [(2, 2 * 2 * TOKENS.size)]
 
 
-def test_waiting_for_data_counts_from_when_the_devices_have_nothing_left(clock):
-    """All of 0 to 2, before any update; of 2 to 7 what lies after the end of the update, at 5."""
-    wait, update = DataWait(clock.monotonic), Result()
-    wait.add_wait(0, 2)
-    wait.add_update(update)
-    wait.add_wait(2, 7)
-    clock.now = 5
-    update.finish()
-    assert wait.read() == 2 + 2
-    assert wait.read() == 0
-    # Two updates are on their way, the first done at 14: the wait from 11 to 13 holds nothing up.
-    updates = [Result(), Result()]
-    for update in updates:
-        wait.add_update(update)
-    wait.add_wait(11, 13)
-    clock.now = 14
-    for update in updates:
-        update.finish()
-    assert wait.read() == 0
+def test_waiting_for_data_counts_from_when_the_devices_have_nothing_left():
+    """All of 100 to 102, before any update; of 102 to 107 what lies after the end of the update, at 105.
+
+    The wait from 111 to 113 holds nothing up, since the update before it ends at 114.
+    """
+    lines, clock = Lines(), Clock()
+    log = make_log(lines, make_config(log_every=2), clock=clock)
+    with log.waiting():
+        clock.now = 102
+    update = dispatch(log, 1)
+    with log.waiting():
+        finish(log, clock, 105, update)
+        clock.now = 107
+    update = dispatch(log, 2)
+    finish(log, clock, 110, update)
+    update = dispatch(log, 3)
+    clock.now = 111
+    with log.waiting():
+        clock.now = 113
+    finish(log, clock, 114, update)
+    finish(log, clock, 115, dispatch(log, 4))
+    log.flush(4)
+    assert [clocks["data_wait"] for clocks in lines.clocks] == pytest.approx([4 / 10, 0])
 
 
-def test_what_was_waited_before_a_stop_is_in_the_line_after_it(clock):
+def test_what_was_waited_before_a_stop_is_in_the_line_after_it():
     """1 of 4 seconds before, none of 6 after."""
-    lines, config = Lines(), make_config(log_every=2)
-    log = make_log(Lines(), config)
+    lines, config, clock = Lines(), make_config(log_every=2), Clock()
+    log = make_log(Lines(), config, clock=clock)
     with log.waiting():
         clock.now += 1
     clock.now += 3
-    run(log, UPDATES[:1], [0])
+    log.add(1, metrics(*UPDATES[0]), [BATCH], 0)
     with log.paused():
         gathered = json.loads(json.dumps(log.to_dict()))
-    clock.now += 1000
-    log = make_log(lines, config, gathered)
+        clock.now += 1000
+    log = make_log(lines, config, gathered, clock=clock)
     clock.now += 6
     run(log, UPDATES[1:2], [0], first=1)
     assert lines.clocks[0]["data_wait"] == pytest.approx(1 / 10)

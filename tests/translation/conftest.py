@@ -58,7 +58,7 @@ def vocabs(make_vocabularies):
 
 @pytest.fixture(scope="session")
 def make_characters(tmp_path_factory):
-    """Makes vocabularies of characters and tags: one token for each, and one for the space before the first."""
+    """Makes vocabularies of characters and tags, each one token, as is the space before the first."""
 
     class Tagged(list):
         tags = ()

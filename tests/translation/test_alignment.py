@@ -52,10 +52,10 @@ def test_every_source_word_is_aligned_and_marks_count_little_where_markup_is_pla
 
 
 def test_alignments_come_from_the_head_that_has_learned_them():
-    guided = ModelConfig(num_decoder_layers=3, alignment=GuidedAlignmentConfig(weight=0.1, layer=-3, head=2))
-    other = dataclasses.replace(guided, alignment=GuidedAlignmentConfig(weight=0.1, layer=-3, head=1))
+    guided = ModelConfig(num_decoder_layers=3, alignment=GuidedAlignmentConfig(weight=0.1, layer=-3))
+    other = dataclasses.replace(guided, alignment=GuidedAlignmentConfig(weight=0.1, layer=-2))
     words = Annotations(alignments="words")
-    assert choose_watched(words, [guided]) == choose_watched(words, [guided, guided]) == (Watched(-3, 2),)
+    assert choose_watched(words, [guided]) == choose_watched(words, [guided, guided]) == (Watched(-3, 0),)
     # Not without training, nor of models that differ, nor against what is asked for.
     assert (
         choose_watched(words, [ModelConfig()])
@@ -67,10 +67,10 @@ def test_alignments_come_from_the_head_that_has_learned_them():
     assert choose_watched(Annotations(), [guided]) == ()
     # The head that is asked for by its numbers is the one that has learned.
     reading = dataclasses.replace(guided, alignment=dataclasses.replace(guided.alignment, step="read"))
-    learned = (Watched(-3, 2, reading=True),)
+    learned = (Watched(-3, 0, reading=True),)
     assert (
         choose_watched(words, [reading])
-        == choose_watched(words._replace(layer=0, head=2), [reading])
+        == choose_watched(words._replace(layer=0, head=0), [reading])
         == learned
     )
     assert choose_watched(words._replace(layer=0, head=1), [reading]) == (Watched(0, 1),)

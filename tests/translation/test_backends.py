@@ -76,7 +76,9 @@ def test_the_table_says_what_engines_refuse(engines):
     assert [*table] == [*ASKED, "pivot languages"] and table.pop("pivot languages") == ["yes", "yes"]
     for engine, column in zip(engines(), zip(*table.values(), strict=True), strict=True):
         for (name, fields), said in zip(ASKED.items(), column, strict=True):
-            requests = [Request(line.replace("12:30", "aba"), seed=n, **fields) for n, line in enumerate(LINES)]
+            requests = [
+                Request(line.replace("12:30", "aba"), seed=n, **fields) for n, line in enumerate(LINES)
+            ]
             if said == "yes":
                 ((*found,),) = engine.run([requests])
                 assert len(found) == 3, name
@@ -89,12 +91,14 @@ def test_the_table_says_what_engines_refuse(engines):
 def test_both_backends_go_through_the_same_steps(engines):
     texts = []
     for engine in engines(method="greedy", beam_size=1):
-        asked = {"annotations": Annotations(markup=True), "context": ("ba <i>ab</i>.",)}
+        annotations = Annotations(markup=True, alignments="words")
+        asked = {"annotations": annotations, "context": ("ba <i>ab</i>.",)}
         requests = [Request(line, seed=number, **asked) for number, line in enumerate(LINES, start=1)]
         (found,) = engine.run([requests])
         assert found[0].parts == 2 and found[0].text.count("<b>") == found[0].text.count("</b>") == 1
         texts.append([re.sub("</?b>", "", one.text) for one in found])
-        assert found[1].text == "12:30" and found[2].text == found[2].text.upper()
+        assert found[1].text == "12:30" and found[1].alignment == ((0, 0),)
+        assert found[2].text == found[2].text.upper()
         assert engine.counts[CopiedText.counted] == 1 and engine.counts[LetterCase.counted] >= 1
         directions = (Direction("xx", "yy"), Direction("xx", "yy"))
         ((onward,),) = PivotEngines(engine, engine, directions).run([[Request("aba. Ab!")]])

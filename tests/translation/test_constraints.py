@@ -14,6 +14,8 @@ from flaxformer_mt.translation.result import Translation, check_phrases
 from flaxformer_mt.translation.sentences import Sentences
 from flaxformer_mt.translation.tokenization import Tokenization
 
+SEARCH = SearchConfig(beam_size=4)
+
 
 class NothingVocab:
     """Has no piece but the end."""
@@ -28,7 +30,7 @@ class NothingVocab:
 def constrain(characters):
     """Returns lines of at most ten characters a part, and what was checked."""
 
-    def read(*lines, vocab=characters.target, search=SearchConfig(), limited=False, **fields):
+    def read(*lines, vocab=characters.target, search=SEARCH, limited=False, **fields):
         checked = []
         steps = (
             Sentences(apart=True),
@@ -86,7 +88,6 @@ def test_terms_are_required_of_the_parts_that_have_them(constrain, characters):
 def test_constraints_that_cannot_be_met_are_named(constrain):
     with pytest.raises(UserError, match="line 1 requires 'a', which has no tokens"):
         constrain("Hund", vocab=NothingVocab(), required=("a",))
-    search = SearchConfig(beam_size=4)
     for changes, named in (
         ({"method": "greedy"}, "search.method is greedy with search.diversity_groups 1"),
         ({"diversity_groups": 2}, "search.method is beam with search.diversity_groups 2"),
@@ -94,7 +95,7 @@ def test_constraints_that_cannot_be_met_are_named(constrain):
     ):
         for fields in ({"required": ("a",)}, {"glossary": Glossary.make({"a": "b"})}):
             with pytest.raises(UserError, match=f"required phrases need plain beam search, but {named}"):
-                constrain("Hund", search=dataclasses.replace(search, **changes), **fields)
+                constrain("Hund", search=dataclasses.replace(SEARCH, **changes), **fields)
     many = Glossary.make({f"w{n}": f"v{n}" for n in range(17)})
     for line, fields in (("w1 x", {"required": ("a" * 32,)}), ("x", {"required": ("a",) * 17})):
         constrain(line, glossary=many, **fields)

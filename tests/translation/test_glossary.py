@@ -181,25 +181,6 @@ def test_a_constraint_is_what_required_phrases_are(translator):
     assert "milk" in both.text and "red apples" in both.text
 
 
-def test_a_constraint_changes_only_the_lines_that_it_concerns(config, params, vocabs, shared_translator):
-    """The guard of capitals was off for all lines as soon as there was a glossary."""
-    cases = {"changed_cases": frozenset({"capitals", "single_words"}), "warn": lambda message: None}
-    guarded = make_translator(config, params, vocabs, **cases)
-    guarded.search.programs = shared_translator.search.programs
-    lines = ["ANNA!", "die Katze .", "Hund"]
-
-    def read(**constraints):
-        return [one.text for one in guarded.translate(lines, **constraints)]
-
-    free, required = read(), [[], [""], ["\u00a0"]]
-    assert free[0].isupper()
-    assert (
-        free == read(glossary={"chien": "hound"}) == read(required=required) == read(prefixes=[" ", "", ""])
-    )
-    found = read(glossary={"Hund": "milk"})
-    assert found[:2] == free[:2] and found[2] != free[2] and "milk" in found[2]
-
-
 def test_a_server_takes_few_and_short_phrases(translator):
     """Of each number and length there are programs."""
     engine = translator.engine(arriving=True)

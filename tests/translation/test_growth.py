@@ -1,7 +1,5 @@
 """What reads the text of a request takes time in proportion to it, whatever the text is made of."""
 
-import dataclasses
-
 import pytest
 from fake_engine import read_lines
 from growth import growth
@@ -42,7 +40,14 @@ def test_terms_are_found_in_linear_time(text):
 
 READERS = {
     function.__name__: function
-    for function in (spell, is_blank, lambda text: lacks_spaces([text]), find_case, find_language_tags, is_copied)
+    for function in (
+        spell,
+        is_blank,
+        lambda text: lacks_spaces([text]),
+        find_case,
+        find_language_tags,
+        is_copied,
+    )
 } | {"tags": lambda text: LineTags(">>fr<< ", (">>fr<<",)).find([text])}
 
 
@@ -53,43 +58,31 @@ def test_texts_are_looked_at_in_linear_time(reader, text):
 
 
 @pytest.fixture(scope="module")
-def steps(config, vocabs):
-    """All steps, whose constraints can be met, in German."""
+def read(config, vocabs):
+    """All steps, whose constraints can be met."""
 
-    def make(*changed_cases):
+    def read(line, *changed_cases, **fields):
         how = {"apart": True, "changed_cases": frozenset(changed_cases)}
-        return make_steps(config, vocabs, lambda *checked: None, **how)
+        return read_lines([line], *make_steps(config, vocabs, lambda *checked: None, **how), **fields)
 
-    return make
+    return read
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("case", ["", "capitals"])
-def test_lines_are_read_in_linear_time(text, case, steps):
+@pytest.mark.parametrize("cases", [[], ["capitals"]])
+def test_lines_are_read_in_linear_time(text, cases, read):
     """Halves of halves, each of which is tokenized: the logarithm of the length is a factor."""
-    read = steps(*{case} - {""})
-    annotations = Annotations(markup=True)
-    grown = growth(
-        lambda line: read_lines([line], *read, annotations=annotations), lambda size: TEXTS[text] * size
-    )
-    assert grown < 1.6
-    if case:
-        assert growth(lambda one: put_back(one, case, "de", one), lambda size: TEXTS[text] * size) < 1.6
+    asked = {"annotations": Annotations(markup=True)}
+    assert growth(lambda line: read(line, *cases, **asked), lambda size: TEXTS[text] * size) < 1.6
+    if cases:
+        assert growth(lambda one: put_back(one, *cases, "de", one), lambda size: TEXTS[text] * size) < 1.6
 
 
 @pytest.mark.parametrize("target", ["{}", "the same"])
-def test_terms_of_many_sentences_are_required_in_linear_time(target, steps):
-    @dataclasses.dataclass
-    class Sized:
-        size: int
+def test_terms_of_many_sentences_are_required_in_linear_time(target, read):
+    def read_terms(text):
+        terms = tuple((word, target.format(word)) for word in text.split(" X. "))
+        read(text, glossary=Glossary(terms))
 
-        def __post_init__(self):
-            words = [f"w{number}" for number in range(self.size)]
-            self.text = " X. ".join(words)
-            self.glossary = Glossary(tuple((word, target.format(word)) for word in words))
-
-        def __len__(self):
-            return 10 * self.size
-
-    read = steps()
-    assert growth(lambda made: read_lines([made.text], *read, glossary=made.glossary), Sized) < 1.6
+    make = lambda size: " X. ".join(f"w{number}" for number in range(size))  # noqa: E731
+    assert growth(read_terms, make) < 1.6

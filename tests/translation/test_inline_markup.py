@@ -39,6 +39,7 @@ def carry(line, translation=None, alignment=None):
         ("Ein <b>Hund <i>schläft</i></b>.", "Ein Hund schläft."),
         ("Ein <b> Hund </b> schläft", "Ein  Hund  schläft"),
         ('Er sagt "<b>nein</b>".', 'Er sagt "nein".'),
+        ("<b>¿</b>Hund<i>?</i> (da<u>)</u>", "¿Hund? (da)"),
         ("Hallo {0}, wie geht's?", "Hallo, wie geht's?"),
         ("{0} Dateien in %s gefunden.", "Dateien in gefunden."),
         ("Hallo {{name}}!", "Hallo!"),
@@ -104,6 +105,10 @@ def test_markup_of_a_word_for_word_translation_is_unchanged(line, plain):
         ("a <b>b</b>", "A", "0-0", "<b>A</b>"),
         # Elements inside a word share it.
         ("<b>d</b><i>o</i><a>g</a> x", "dog now", "0-0 1-1", "<b><i><a>dog</a></i></b> now"),
+        # The marks of a word alone, if the translation has any there.
+        ("Der Hund<b>!</b>", "The dog.", "0-0 1-1", "The dog<b>.</b>"),
+        ("Der Hund<b>!</b>", "The dog sleeps!", "0-0 1-1", "The dog<b></b> sleeps!"),
+        ("Er <b>(</b>oder sie", "or he", "0-1 1-0", "<b></b>or he"),
         # Links that touch are two words; the mark of a footnote stays beside its word.
         ("<a>hier</a><a>da</a>", "here there", "0-0 1-1", "<a>here</a><a>there</a>"),
         ("<a>hier</a><a>da</a>", "there, here", "0-1 1-0", "<a>there</a>, <a>here</a>"),

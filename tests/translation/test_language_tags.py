@@ -1,13 +1,11 @@
 """Language tags: those at the start of lines, and those of given languages, which alignments do not count."""
 
-import copy
 import dataclasses
 
 import pytest
 from fake_engine import read_lines
 
-from flaxformer_mt.config import DataConfig, SearchConfig, VocabConfig
-from flaxformer_mt.corpus.pairs import Pair
+from flaxformer_mt.config import DataConfig, SearchConfig
 from flaxformer_mt.decoding.forced_decoding import PairScore
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.constraints import Constraints
@@ -17,13 +15,12 @@ from flaxformer_mt.translation.language_tags import (
     choose_line_tags,
     find_language_tags,
 )
-from flaxformer_mt.translation.result import Annotations
 from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.translation.sentences import Sentences
 from flaxformer_mt.translation.tokenization import Tokenization
-from flaxformer_mt.vocab import make_vocabs
 from flaxformer_mt.vocab.pretrained import PretrainedMetadata, PretrainedVocab
 
+GERMAN = DataConfig()
 MANY = DataConfig(dataset="a:en-de,b:en-fr,c:de-en")
 
 
@@ -50,7 +47,7 @@ def test_tags_at_the_start_of_a_line(line, tag):
 def read(make_characters):
     """Returns lines whose sentences are apart, with at most so many tokens in a part; and the vocabulary."""
 
-    def read(lines, *, longest, data=DataConfig(), tags=(), **fields):
+    def read(lines, *, longest, data=GERMAN, tags=(), **fields):
         data, vocabs = dataclasses.replace(data, max_source_length=longest), make_characters(*tags)
         steps = (
             LanguageTags(data, vocabs),
@@ -173,48 +170,19 @@ def test_a_missing_or_unknown_language_is_named_with_the_known_ones():
     assert "\n" not in str(refused.value)
 
 
-class Tagged(list):
-    """Pairs with tags."""
-
-    tags = (">>de<<", ">>fr<<", ">>en<<")
-
-
-def test_a_given_language_is_a_tag_that_the_line_does_not_show(shared_translator, tmp_path, monkeypatch):
-    pairs = Tagged(Pair(f">>fr<< the dog {'ab' * i} sees", f"le chien {'ba' * i} voit") for i in range(9))
-    vocabs = make_vocabs(VocabConfig(size=320), pairs * 3, tmp_path)
-    # A vocabulary of the same size: the programs are those of the other tests.
-    translator = copy.copy(shared_translator)
-    data = dataclasses.replace(MANY, max_source_length=12, max_target_length=12)
-    translator.config = dataclasses.replace(translator.config, data=data)
-    translator.vocabs, translator.warn = vocabs, lambda text: None
-    translator.scorer = copy.copy(translator.scorer)
-    translator.scorer.vocabs = vocabs
-    lines = ["the dog", "", ">>de<< dog", "sees", "dog sees", "the dog sees the dog. " * 3]
-    tagged = [f">>fr<< {line}" if line else line for line in lines]
-    annotations = Annotations(alignments="words", attention=True)
-    given = translator.translate(lines, target_language="fr", annotations=annotations)
-    own = translator.translate(tagged, annotations=annotations)
-    for one, other in zip(given, own, strict=True):
-        assert (one.text, one.tokens, one.parts) == (other.text, other.tokens, other.parts)
-        assert one.score == other.score or not one.tokens
-    assert given[5].parts > 1
-    assert {i for i, _ in given[0].alignment} <= {0, 1}  # words of the line
-    tag_pieces = len(vocabs.source.tokenize(">>fr<<")) - 1
-    assert len(given[0].attention[0]) == len(own[0].attention[0]) - tag_pieces
-    with pytest.raises(UserError, match="line 1 does not"):
-        next(translator.translate_stream(["the dog"]))
-
-    scorer = Scorer(translator.config, {}, vocabs)
-    read = []
+def test_a_scorer_puts_tags_before_sources_as_well(config, make_characters, monkeypatch):
+    data = dataclasses.replace(MANY, max_source_length=20, max_target_length=20)
+    vocabs = make_characters(">>de<<", ">>fr<<", ">>en<<")
+    scorer, read = Scorer(dataclasses.replace(config, data=data), {}, vocabs), []
 
     def score_all(pairs, *, params):
-        read.extend(pairs)
+        read.extend(pair.source.tolist() for pair in pairs)
         return [PairScore(0.0, 0.0, (), ())] * len(pairs)
 
     monkeypatch.setattr(scorer.tokens, "score_all", score_all)
     scorer.score(["the dog"], ["le chien"], target_language="fr")
     list(scorer.score_stream(["the dog"], ["le chien"], target_language="fr"))
     scorer.score([">>fr<< the dog"], ["le chien"])
-    assert read[0].source.tolist() == read[1].source.tolist() == read[2].source.tolist()
+    assert read == [vocabs.source.tokenize(">>fr<< the dog")] * 3
     with pytest.raises(UserError, match="to de and fr and en"):
         list(scorer.score_stream(["the dog"], ["le chien"]))

@@ -80,9 +80,9 @@ def test_windows_are_answered_in_order_and_what_is_wrong_is_raised_after_those_b
     backend, counted = FakeBackend(shout), []
     requests = [Request(str(number), seed=number) for number in range(7)]
     windows = [requests[:3], [], requests[3:]]
-    found = fake_engine(backend).run(windows, on_progress=lambda **counts: counted.append(counts["lines"]))
+    found = fake_engine(backend).run(windows, on_progress=lambda **counts: counted.append(counts))
     assert [[one.tokens[0] for one in window] for window in found] == [[0, 1, 2], [], [3, 4, 5, 6]]
-    assert backend.windows == [3, 4] and sum(counted) == 7
+    assert backend.windows == [3, 4] and counted == [{"lines": 1, "tokens": 1}] * 7
 
     def windows():
         yield [Request("a")]

@@ -145,101 +145,31 @@ def test_what_was_not_asked_for_is_absent_and_what_one_part_lacks_the_line_lacks
 # ---- with a network ----
 
 SENTENCES = ["Der Hund.", "Anna!", "Wir lesen."]  # of at most 12 tokens
-# Two and three sentences in a line, in other orders, with white space of their own.
-LINES = [
-    "Der Hund. Anna!",
-    "Wir lesen.  Der Hund.\nAnna!",
-    "Milch",
-    "Anna!\t \r\n \u00a0Wir lesen. ",
-]
-PARTS = [[0, 1], [2, 0, 1], None, [1, 2]]
-SPACES = [[" "], ["  ", "\n"], None, ["\t \r\n \u00a0"]]
+# Two and three of them in a line, in other orders, with white space of their own.
+LINES = {
+    "Der Hund. Anna!": "{0} {1}",
+    "Wir lesen.  Der Hund.\nAnna!": "{2}  {0}\n{1}",
+    "Anna!\t \r\n \u00a0Wir lesen. ": "{1}\t \r\n \u00a0{2}",
+}
 
 
-@pytest.fixture
-def translator(shared_translator, monkeypatch):
-    monkeypatch.setattr(shared_translator, "warn", pytest.fail)
-    return shared_translator
+def test_each_sentence_is_translated_as_if_it_were_alone(shared_translator):
+    alone = shared_translator.translate(SENTENCES)
+    texts = [one.text for one in alone]
+    assert len({*texts}) == 3 and all(texts)
+    for form, found in zip(LINES.values(), shared_translator.translate(list(LINES)), strict=True):
+        assert found.text == form.format(*texts)
+        parts = [alone[int(number)] for number in form if number.isdigit()]
+        assert found.tokens == tuple(itertools.chain(*(part.tokens for part in parts)))
+        np.testing.assert_allclose(found.score, sum(part.score for part in parts), rtol=1e-4)
 
 
-@pytest.fixture(scope="module")
-def alone(shared_translator):
-    annotations = Annotations(token_log_probs=True, alignments="words")
-    return shared_translator.translate(SENTENCES, n_best=3, annotations=annotations)
-
-
-def test_each_sentence_is_translated_as_if_it_were_alone(translator, alone):
-    found = translator.translate(
-        LINES, n_best=3, annotations=Annotations(token_log_probs=True, alignments="words")
-    )
-    assert len({one.text for one in alone}) == 3 and all(one.text for one in alone)
-    for line, one, numbers, spaces in zip(LINES, found, PARTS, SPACES, strict=True):
-        if numbers is None:
-            assert one.parts == 1
-            continue
-        parts = [alone[number] for number in numbers]
-        texts = [part.text for part in parts]
-        assert one.text == "".join(itertools.chain(*zip(texts, [*spaces, ""], strict=True)))
-        assert one.parts == len(parts) and not one.truncated
-        assert one.tokens == tuple(itertools.chain(*(part.tokens for part in parts)))
-        expected = tuple(itertools.chain(*(part.token_log_probs for part in parts)))
-        np.testing.assert_allclose(one.token_log_probs, expected, atol=1e-4)
-        np.testing.assert_allclose(one.score, sum(part.score for part in parts), rtol=1e-4)
-        # Words are counted in the whole line and its whole translation.
-        source, target, pairs = 0, 0, []
-        for number, part in zip(numbers, parts, strict=True):
-            pairs += [(i + source, j + target) for i, j in part.alignment]
-            source, target = source + len(SENTENCES[number].split()), target + len(part.text.split())
-        assert one.alignment == tuple(pairs) and source == len(line.split())
-        # The n best are the best sums of scores.
-        sums = [sum(h.score for h in chosen) for chosen in itertools.product(*(p.n_best for p in parts))]
-        np.testing.assert_allclose([h.score for h in one.n_best], sorted(sums)[:-4:-1], rtol=1e-4)
-
-
-def test_whole_lines_if_asked_or_if_the_model_was_trained_on_them(config, params, vocabs, translator):
+def test_whole_lines_if_asked_or_if_the_model_was_trained_on_them(config, params, vocabs, shared_translator):
     line = "Anna! Milch!"  # short enough
-    apart = translator.translate([line])[0]
-    assert apart.parts == 2 and translator.describe()["sentences"] == "apart"
+    apart = shared_translator.translate(line)
+    assert apart.parts == 2 and shared_translator.describe()["sentences"] == "apart"
     for options in ({"split_sentences": "never"}, {"several_sentences": 0.5}):
         whole = make_translator(config, params, vocabs, warn=pytest.fail, **options)
-        whole.search.programs = translator.search.programs
         assert whole.describe()["sentences"] == "together"
-        (found,) = whole.translate([line])
+        found = whole.translate(line)
         assert found.parts == 1 and found.tokens != apart.tokens
-
-
-def test_the_sentences_of_a_prefix_begin_those_of_the_line(translator):
-    (found,) = translator.translate(["Der Hund. Anna!"], prefixes=["the old. we "])
-    first, second = translator.translate(SENTENCES[:2], prefixes=["the old.", "we "])
-    assert found.tokens == first.tokens + second.tokens
-    assert found.text == f"{first.text} {second.text}"
-    (found,) = translator.translate(["Der Hund. Anna!"], prefixes=["the old "])
-    assert found.text.startswith("the old")
-
-
-def test_tags_around_sentences_stay_around_them(translator, alone):
-    first, second = (one.text for one in alone[:2])
-    line = f"<p><b>{SENTENCES[0]}</b> {SENTENCES[1]}</p>"
-    (found,) = translator.translate([line], markup=True)
-    assert found.text == f"<p><b>{first}</b> {second}</p>"
-
-
-def test_a_language_tag_begins_every_sentence(translator):
-    annotations = Annotations(alignments="words")
-    lines = ["<2de> Milch!", "<2de> Anna!", "<2de> Milch! Anna!"]
-    first, second, found = translator.translate(lines, annotations=annotations)
-    assert found.tokens == first.tokens + second.tokens != translator.translate(["Milch! Anna!"])[0].tokens
-    # The second sentence's words are the third of the line, and its tag is that of the line.
-    moved = [({0: 0, 1: 2}[i], j + len(first.text.split())) for i, j in second.alignment]
-    assert found.alignment == (*first.alignment, *moved)
-
-
-def test_a_sentence_of_a_line_may_be_too_long(translator, monkeypatch):
-    warnings = []
-    monkeypatch.setattr(translator, "warn", warnings.append)
-    long = "Der Hund schläft , Anna kauft Milch , wir lesen ein Buch ."
-    (found,) = translator.translate([f"Wir lesen. {long}"])
-    (first, rest) = translator.translate(["Wir lesen.", long])
-    assert found.text == f"{first.text} {rest.text}" and found.parts == 1 + rest.parts > 2
-    assert len(warnings) == 2 and all(one.split(":")[0] in ("line 1", "line 2") for one in warnings)
-    assert not found.truncated

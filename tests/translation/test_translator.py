@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fake_engine import fake_engine
 from make_translator import make_translator
 from tiny_experiment import change
 
 from flaxformer_mt import cpu
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.config.files import save_config
-from flaxformer_mt.decoding.compiled_programs import StatePrograms
 from flaxformer_mt.decoding.engine import TokenBudget
 from flaxformer_mt.decoding.forced_decoding import Pair
 from flaxformer_mt.errors import UserError
@@ -25,7 +25,6 @@ from flaxformer_mt.model import make_model
 from flaxformer_mt.parallel import SplitParameters
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel, load_trained
-from flaxformer_mt.search import NO_LINE, QueueResult, SearchResult
 from flaxformer_mt.text_io.resumable_output import ResumableOutput
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import Annotations
@@ -111,71 +110,17 @@ def compiled_sizes(translator):
     return set(translator.search.programs._found)
 
 
-class FakePrograms:
-    """Instead of network and search: ends at once. Notes sizes, and the longest translation allowed."""
-
-    parts = 1
-
-    def __init__(self, eos_id):
-        self.eos_id = eos_id
-        self.sizes = collections.deque(maxlen=30)
-
-    def find(self, params, size, example, *, n_best, keep):
-        return FakeStatePrograms(self, size, n_best)
+def no_search(translator, monkeypatch):
+    """Answers lines with themselves."""
+    engine = fake_engine(lambda request: Translation(request.text, 0.0, 0.0, ()))
+    monkeypatch.setattr(translator, "engine", lambda **options: engine)
 
 
-class FakeStatePrograms:
-    """Those of one size."""
-
-    def __init__(self, programs, size, n_best):
-        self.programs, self.size, self.n_best = programs, size, n_best
-
-    def empty(self):
-        return ()
-
-    def prefill(self, params, sources):
-        ids, mask, lines = sources
-        assert mask.any(axis=1).all()  # attention over nothing would not be a number
-        # sentences are searched, other rows not
-        assert ((lines.max_lengths > 0) == (mask.sum(axis=1) > 1)).all()
-        assert ids.shape == mask.shape and ids.shape[1] == self.size.source_length
-        return lines.max_lengths
-
-    def generate(self, params, state, waiting, *, counts, final_free_rows, max_steps):
-        self.programs.sizes.append((*self.size, int(waiting.max())))
-        assert (waiting > 0).sum() == counts[0] and final_free_rows[0] <= self.size.rows
-        shape = (len(waiting) + self.size.rows, self.n_best)
-        tokens = np.full((*shape, self.size.capacity), self.programs.eos_id, np.int32)
-        ones = np.ones(shape)
-        results = SearchResult(tokens, -ones, -ones, ones.astype(int))
-        return QueueResult((), np.full(self.size.rows, NO_LINE), results)
-
-
-def fake_search(translator, monkeypatch):
-    """Replaces network and search by something that ends at once."""
-    fake = FakePrograms(translator.vocabs.target.eos_id)
-    monkeypatch.setattr(translator.search, "programs", fake)
-    return fake
-
-
-def test_lines_of_all_lengths_share_few_shapes(config, vocabs, monkeypatch):
-    translator = make_translator(config, {}, vocabs, warn=lambda message: None)
-    fake = fake_search(translator, monkeypatch)
-    words = " ".join(source for source, _ in TEXT).split()
-    lines = [" ".join(words[i % 20 : i % 20 + 1 + i % 4]) for i in range(300)]
-    assert list(translator.translate_stream(lines, window=100))[-1].tokens == (vocabs.target.eos_id,)
-    assert len(fake.sizes) >= 9 and len({size[:-1] for size in fake.sizes}) <= 4
-    assert {source_length for _, source_length, *_ in fake.sizes} <= {8, 12}
-
-
-def test_learned_positions_bound_the_length(config, vocabs, monkeypatch):
+def test_learned_positions_bound_the_length(config, vocabs):
     model = dataclasses.replace(config.model, positions="learned", max_positions=40)
     long = dataclasses.replace(config.search, max_length_offset=100)
     translator = make_translator(dataclasses.replace(config, model=model, search=long), {}, vocabs)
-    fake = fake_search(translator, monkeypatch)
-    translator.translate(SENTENCES)
-    assert {limit for *_, limit in fake.sizes} == {40}
-    assert {capacity for _, _, capacity, _ in fake.sizes} == {40}
+    assert translator.search.lengths.limit(12) == translator.search.lengths.longest_target == 40
 
 
 # ---- one line for each line ----
@@ -243,36 +188,16 @@ def test_characters_that_nobody_sees_change_nothing_but_the_count_of_words(trans
     assert found[1].n_best[1].score == expected[1].n_best[1].score
 
 
-def test_blank_lines_do_not_run_the_network(translator, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise AssertionError("the network ran")
-
-    monkeypatch.setattr(translator.search.programs, "_read", refuse)
-    blank = ["", " ", "\u3000", "\x85", "\u200b", "\ufeff \u00ad"]
-    assert [t.text for t in translator.translate(blank)] == [""] * 6
-    assert translator.translate([]) == []
-
-
-def test_long_lines_are_cut_and_named(warnings, config, params, vocabs, monkeypatch):
-    cutting, read = make_translator(config, params, vocabs, long_lines="cut", warn=warnings.append), []
-    prefill = StatePrograms.prefill
-
-    def spy(self, params, sources):
-        read.append(np.where(sources.mask, sources.ids, -1))
-        return prefill(self, params, sources)
-
-    monkeypatch.setattr(StatePrograms, "prefill", spy)
+def test_long_lines_are_cut_and_named(warnings, config, params, vocabs):
+    cutting = make_translator(config, params, vocabs, long_lines="cut", warn=warnings.append)
     long = "Hund schläft " * 9
     found = cutting.translate(["Milch", long, "", long, "Hund", "Buch"])
     assert [t.truncated for t in found] == [False, True, False, True, False, False]
-    source, ids = read[0], vocabs.source.tokenize(long)
-    assert source.shape[1] == 12 and source[0].tolist() == [*ids[:11], vocabs.source.eos_id]
     assert warnings == [
         "lines 2, 4: longer than data.max_source_length 12 tokens, so only the beginning was translated; "
         "split long lines into sentences"
     ]
     warnings.clear()
-    fake_search(cutting, monkeypatch)
     cutting.translate([long] * 13)
     assert warnings[0].startswith("lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 3 more: longer")
 
@@ -361,16 +286,6 @@ def test_a_stream_keeps_order_and_reads_no_more_than_a_window_ahead(translator, 
     assert [warning.split(":")[0] for warning in warnings] == ["line 7", "line 14", "line 21"]
 
 
-def test_lines_are_counted_as_they_are_found(translator):
-    found = []
-    lines = ["eins zwei", "", "drei"]
-    translations = translator.translate(
-        lines, on_progress=lambda *, lines, tokens: found.append((lines, tokens))
-    )
-    assert sum(count for count, _ in found) == len(lines)
-    assert sorted(tokens for _, tokens in found) == sorted(len(t.tokens) for t in translations)
-
-
 def test_a_stream_of_nothing(translator):
     assert list(translator.translate_stream([])) == []
     with pytest.raises(UserError, match="window is 0"):
@@ -378,7 +293,7 @@ def test_a_stream_of_nothing(translator):
 
 
 def test_memory_does_not_grow_with_the_file(translator, monkeypatch, tmp_path):
-    fake_search(translator, monkeypatch)
+    no_search(translator, monkeypatch)
 
     def peak(count):
         lines = (f"der Hund {number % 7}" for number in range(count))
@@ -431,6 +346,8 @@ def test_mistakes_are_named(translator, config, vocabs):
         translator.translate(["Hund"], beam_size=0)
     with pytest.raises(UserError, match="line 2 is bytes, not str"):
         translator.translate(["Hund", b"Hund"])
+    with pytest.raises(UserError, match="line 3 is bytes, not str"):
+        list(translator.translate_stream(iter(["Hund", "Hund", b"Hund"]), window=2))
     with pytest.raises(ValueError, match="params="):
         make_translator(config, None, vocabs).translate(["Hund"])
     wrong = SearchConfig(beam_size=0, length_penalty=math.nan, max_length_ratio=math.inf, batch_tokens=0)
@@ -598,12 +515,9 @@ def test_prefixes_and_phrases_are_in_the_translation(
     assert [warning.split(":")[0] for warning in warnings] == ["line 5", "line 2"]
     free = translator.translate(lines)
     assert free[0].text != found[0].text and all(translation.satisfied for translation in free)
-    # A second window of the same lines has their constraints in another order.
-    swapped = [5, 4, 3, 2, 1, 0]
-    order = [*range(6), *swapped]
-    streams = [iter([items[number] for number in order]) for items in (lines, prefixes, required)]
-    stream = translator.translate_stream(streams[0], prefixes=streams[1], required=streams[2], window=6)
-    assert [t.text for t in stream] == [found[number].text for number in order]
+    columns = {"prefixes": iter(prefixes), "required": iter(required)}
+    stream = translator.translate_stream(iter(lines), window=3, **columns)
+    assert [t.text for t in stream] == [t.text for t in found]
     # With limits of nothing, a translation has the tokens that its constraints need, and at least one.
     limits = {"max_length_ratio": 0.0, "max_length_offset": 0, "batch_tokens": 14 * (12 + 3)}
     short = dataclasses.replace(config, search=dataclasses.replace(config.search, **limits))
@@ -616,7 +530,7 @@ def test_prefixes_and_phrases_are_in_the_translation(
     )
     assert [len(t.tokens) for t in cut[4:]] == [1] * 5
     assert len(cut[2].tokens) == 11 and cut[2].satisfied
-    fake_search(translator, monkeypatch)
+    no_search(translator, monkeypatch)
     for count, words in ((2, "there are 2 prefixes for 3 lines"), (4, "there are more prefixes than the 3")):
         with pytest.raises(UserError, match=words):
             list(translator.translate_stream(iter(lines[:3]), prefixes=[""] * count, window=2))
@@ -721,14 +635,6 @@ def test_long_lines_are_translated_in_parts(translator, warnings, vocabs):
     assert warnings == [
         "line 2: longer than data.max_source_length 12 tokens, so translated in parts, which are joined again"
     ]
-
-
-def test_the_n_best_of_a_long_line_are_the_best_sums(translator):
-    found = translator.translate([LONG], n_best=3)[0]
-    assert found.parts > 2
-    scores = [one.score for one in found.n_best]
-    assert len(scores) == 3 and scores == sorted(scores, reverse=True)
-    assert found.tokens == translator.translate([LONG])[0].tokens
 
 
 # ---- annotations ----

@@ -3,18 +3,10 @@
 Every request that fails is answered with {"error": MESSAGE}, and leaves one line in the log.
 """
 
-import asyncio
-import bisect
-import collections
-import hmac
 import importlib.resources
-import json
-import os
-import secrets
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from starlette.applications import Starlette
@@ -22,214 +14,48 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 import flaxformer_mt
 from flaxformer_mt.commands.options import ServeOptions
-from flaxformer_mt.commands.server import request_fields
+from flaxformer_mt.commands.server.languages import Pair, list_languages, name_language
+from flaxformer_mt.commands.server.metrics import Metrics
 from flaxformer_mt.commands.server.model_thread import Stopped
-from flaxformer_mt.commands.server.request_fields import Pair, Refusal
+from flaxformer_mt.commands.server.openapi import Operation, make_specification
+from flaxformer_mt.commands.server.request_body import answer_in_time, read_body
+from flaxformer_mt.commands.server.request_fields import (
+    DetectionRequest,
+    FileRequest,
+    Refusal,
+    TextRequest,
+)
+from flaxformer_mt.commands.server.translated_files import FORMATS, TranslatedFiles, find_ending
 from flaxformer_mt.commands.server.translations import DirectedModel, Translations
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.letter_case import LetterCase
 
-# Of OpenAPI.
-_VERSION = "3.1.0"
-_FORMS = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")
-
-# Path -> what it does, the fields that must be given with POST and those that may (none: the method is GET),
-# and an example of the answer, None for text.
-_PATHS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], Any]] = {
-    "/translate": (
-        "Translate texts",
-        ("q", "source", "target"),
-        (*request_fields.OPTIONS, "api_key"),
-        {"translatedText": "A man reads a book."},
-    ),
-    "/translate_file": (
-        "Translate a file",
-        ("file", "source", "target"),
-        ("documents", "glossary", "api_key"),
-        {"translatedFileUrl": "http://127.0.0.1:5000/download_file/0123456789abcdef.en.txt"},
-    ),
-    "/download_file/{name}": ("Fetch a translated file, as often as it is kept", (), (), None),
-    "/detect": (
-        "Guess the language of a text, among the languages of the server",
-        ("q",),
-        ("api_key",),
-        [{"confidence": 83.1, "language": "de"}, {"confidence": 16.9, "language": "fr"}],
-    ),
-    "/languages": ("List the languages", (), (), [{"code": "de", "name": "German", "targets": ["en"]}]),
-    "/frontend/settings": (
-        "Tell the limits of requests, the models and the version",
-        (),
-        (),
-        {"charLimit": 10000, "models": {"de-en": "runs/a, checkpoint best"}},
-    ),
-    "/health": ("Tell whether all models run", (), (), {"status": "ok", "ready": True}),
-    "/ready": ("As /health; status 503 while it compiles", (), (), {"status": "ok", "ready": True}),
-    "/metrics": ("Counts and durations, for Prometheus", (), (), None),
-    "/spec": ("This interface as an OpenAPI document", (), (), {"openapi": _VERSION}),
-}
-
-
-# Upper bounds in seconds of the classes of durations.
-_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-# Ending of a file's name -> its format as of a text, and the type of its content.
-FORMATS = {".txt": ("text", "text/plain"), ".html": ("html", "text/html"), ".htm": ("html", "text/html")}
-# Bytes of all files together.
-_MOST_BYTES = 1 << 26
 Log = Callable[[str], None]
+Endpoint = Callable[[Request], Awaitable[Response]]
 # The client has gone; nobody reads the status, but the log and the counts have it.
 _CLIENT_LEFT = 499
-# Paths whose requests have a body.
-_POSTED = ("/translate", "/translate_file", "/detect")
 # The page loads nothing and talks to this server only.
-_PAGE_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-
-
-def make_specification(url: str) -> dict[str, Any]:
-    return {
-        "openapi": _VERSION,
-        "info": {
-            "title": "flaxformer_mt",
-            "version": flaxformer_mt.__version__,
-            "description": "Machine translation, with the interface of LibreTranslate.",
-        },
-        "servers": [{"url": url}],
-        "paths": {
-            path: {"post" if entry[1] else "get": _describe(path, *entry)} for path, entry in _PATHS.items()
-        },
-    }
-
-
-def _name_server(request: Request) -> str:
-    """Return the address that clients use: a proxy may serve the paths under a prefix, which it names."""
-    return str(request.base_url).rstrip("/") + request.headers.get("x-forwarded-prefix", "").rstrip("/")
-
-
-def _describe(
-    path: str, summary: str, required: tuple[str, ...], optional: tuple[str, ...], example: Any
-) -> dict[str, Any]:
-    content = {"text/plain": {}} if example is None else {"application/json": {"example": example}}
-    answer = {"description": "The answer", "content": content}
-    error = {"description": "What is wrong", "content": {"application/json": {"example": {"error": "..."}}}}
-    operation: dict[str, Any] = {"summary": summary, "responses": {"200": answer, "default": error}}
-    if "{name}" in path:
-        operation["parameters"] = [
-            {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-        ]
-    if required:
-        fields = {name: request_fields.FIELDS[name] for name in required + optional}
-        schema = {"type": "object", "required": list(required), "properties": fields}
-        forms = _FORMS[-1:] if "file" in required else _FORMS
-        operation["requestBody"] = {"required": True, "content": {form: {"schema": schema} for form in forms}}
-    return operation
-
-
-class Measurements:
-    """Counts of requests, lines and seconds since the server started; for the thread that answers alone."""
-
-    def __init__(self) -> None:
-        self._requests: collections.Counter[tuple[str, int]] = collections.Counter()
-        self._durations = [0] * (len(_BOUNDS) + 1)
-        self._seconds = 0.0
-        self._totals = {"lines": 0, "characters": 0}
-
-    def add_request(self, path: str, status: int, seconds: float) -> None:
-        self._requests[path, status] += 1
-        if path == "/translate" and status == 200:
-            self._durations[bisect.bisect_left(_BOUNDS, seconds)] += 1
-            self._seconds += seconds
-
-    def add_text(self, *, lines: int, characters: int) -> None:
-        self._totals["lines"] += lines
-        self._totals["characters"] += characters
-
-    def format(self, gauges: Mapping[str, tuple[str, float]], num_recased: int) -> str:
-        rows = _head("guarded_total", "counter", "Sentences whose letter case was changed.")
-        rows.append(f'flaxformer_mt_guarded_total{{guard="capitals"}} {num_recased}')
-        rows += _head("requests_total", "counter", "Requests answered.")
-        for (path, status), count in sorted(self._requests.items()):
-            rows.append(f'flaxformer_mt_requests_total{{path="{path}",status="{status}"}} {count}')
-        for name, count in self._totals.items():
-            rows += _head(f"{name}_total", "counter", f"Source {name} translated.")
-            rows.append(f"flaxformer_mt_{name}_total {count}")
-        rows += _head("seconds", "histogram", "Seconds from a request to its translation.")
-        below = 0
-        for bound, count in zip([*map(str, _BOUNDS), "+Inf"], self._durations, strict=True):
-            below += count
-            rows.append(f'flaxformer_mt_seconds_bucket{{le="{bound}"}} {below}')
-        rows += [f"flaxformer_mt_seconds_sum {self._seconds:.6f}", f"flaxformer_mt_seconds_count {below}"]
-        for name, (meaning, value) in gauges.items():
-            rows += [*_head(name, "gauge", meaning), f"flaxformer_mt_{name} {value:g}"]
-        return "\n".join(rows) + "\n"
-
-
-def _head(name: str, kind: str, meaning: str) -> list[str]:
-    return [f"# HELP flaxformer_mt_{name} {meaning}", f"# TYPE flaxformer_mt_{name} {kind}"]
-
-
-def resident_bytes() -> int:
-    status = Path("/proc/self/statm")
-    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else 0
-
-
-class TranslatedFiles:
-    """Files by names that cannot be guessed; the oldest are dropped where there are too many."""
-
-    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
-        self._files: dict[str, bytes] = {}
-        self._most, self._bytes = most_bytes, 0
-
-    def keep(self, text: str, *, ending: str, target: str) -> str:
-        name = f"{secrets.token_hex(16)}.{target}{ending}"
-        self._files[name] = text.encode("utf-8", errors="replace")
-        self._bytes += len(self._files[name])
-        while self._bytes > self._most and len(self._files) > 1:
-            self._bytes -= len(self._files.pop(next(iter(self._files))))
-        return name
-
-    def fetch(self, name: str) -> bytes:
-        if name not in self._files:
-            raise Refusal(404, "there is no such file, or no longer; translate it again")
-        return self._files[name]
-
-
-def find_ending(name: str) -> str:
-    ending = name[name.rfind(".") :].lower()
-    if ending not in FORMATS:
-        raise Refusal(400, f"the file {name!r:.60} is none of {', '.join(FORMATS)}")
-    return ending
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 def make_app(
     models: dict[Pair, DirectedModel], options: ServeOptions, *, keys: Collection[str] = (), log: Log
 ) -> Starlette:
     server = _Server(models, options, frozenset(key.encode() for key in keys), log)
-    answers = {
-        "/": _show("page.html"),
-        "/docs": _show("docs.html"),
-        "/spec": server.specify,
-        "/translate": server.translate,
-        "/translate_file": server.translate_file,
-        "/download_file/{name}": server.download_file,
-        "/detect": server.detect,
-        "/languages": server.list_languages,
-        "/frontend/settings": server.describe_settings,
-        "/health": server.tell_health,
-        "/ready": server.tell_health,
-        "/metrics": server.tell_measurements,
-    }
     routes = [
-        Route(path, server.endpoint(path, answer), methods=["POST"] if path in _POSTED else ["GET"])
-        for path, answer in answers.items()
+        Route(path, server.answer_errors(path, operation.endpoint), methods=[operation.method])
+        for path, operation in server.operations.items()
     ]
-    # Without it, pages of other servers cannot read the answers; forms that they send are refused in `_read`.
+    routes.append(Route("/", server.answer_errors("/", server.show_page)))
+    # Without it, pages of other servers cannot read answers; their forms are refused in `read_body`.
     sharing = Middleware(
         CORSMiddleware,
         allow_origins=options.cors,
@@ -249,44 +75,58 @@ class _Server:
         self, models: dict[Pair, DirectedModel], options: ServeOptions, keys: frozenset[bytes], log: Log
     ) -> None:
         self._models, self._options, self._keys, self._log = models, options, keys, log
+        self._page = importlib.resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
         self._files = TranslatedFiles()
         self._translations = Translations(models, most_waiting=options.max_waiting)
-        self._measurements = Measurements()
+        self._metrics = Metrics(models, self._translations)
+        self.operations = {
+            "/translate": Operation(self.translate, TextRequest),
+            "/translate_file": Operation(self.translate_file, FileRequest),
+            "/download_file/{name}": Operation(self.download_file),
+            "/detect": Operation(self.detect, DetectionRequest),
+            "/languages": Operation(self.list_languages),
+            "/frontend/settings": Operation(self.describe_settings),
+            "/health": Operation(self.tell_health),
+            "/ready": Operation(self.tell_health),
+            "/metrics": Operation(self.tell_metrics),
+            "/spec": Operation(self.specify),
+        }
 
-    def endpoint(
-        self, path: str, answer: Callable[[Request], Awaitable[Response]]
-    ) -> Callable[[Request], Awaitable[Response]]:
-        """Return a function that answers errors, log them, and count all requests by `path`."""
+    def answer_errors(self, path: str, endpoint: Endpoint) -> Endpoint:
+        """Return an endpoint that answers errors too, logs them, and counts all requests by `path`."""
 
-        async def respond(request: Request) -> Response:
-            start, hosts = time.monotonic(), self._options.allowed_hosts
+        async def answer(request: Request) -> Response:
+            start = time.monotonic()
             try:
-                if hosts and (host := request.url.hostname) not in hosts:
-                    raise Refusal(400, f"the host {host!r:.80} is none of --allowed_hosts={','.join(hosts)}")
-                response = await answer(request)
-            except Refusal as refusal:
-                response = self._refuse(request, refusal.status, str(refusal))
-            except UserError as error:  # of whoever runs the server, such as a model whose scores are NaN
-                response = self._refuse(request, 500, str(error))
-            except ClientDisconnect:
-                response = self._refuse(request, _CLIENT_LEFT, "the client left")
-            except Stopped as error:
-                response = self._refuse(request, 503, "the model has stopped", cause=str(error))
-            except Exception:  # a bug, which must not end the server
-                response = self._refuse(request, 500, "an error inside the server, which its log names")
-                for line in traceback.format_exc().rstrip().split("\n"):
-                    self._log(line)
-            self._measurements.add_request(path, response.status_code, time.monotonic() - start)
+                self._check_host(request)
+                response = await endpoint(request)
+            except Exception as error:
+                response = self._answer_error(request, error)
+            self._metrics.requests.labels(path, response.status_code).inc()
+            if path == "/translate" and response.status_code == 200:
+                self._metrics.seconds.observe(time.monotonic() - start)
             return response
 
-        return respond
+        return answer
 
-    async def refuse_path(self, request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        asked = f"{request.method} {request.url.path:.80}"
-        response = self._refuse(request, error.status_code, f"{error.detail}: {asked}")
-        response.headers.update(error.headers or {})
-        self._measurements.add_request("other", error.status_code, 0)
+    def _check_host(self, request: Request) -> None:
+        hosts = self._options.allowed_hosts
+        if hosts and (host := request.url.hostname) not in hosts:
+            raise Refusal(400, f"the host {host!r:.80} is none of --allowed_hosts={','.join(hosts)}")
+
+    def _answer_error(self, request: Request, error: Exception) -> Response:
+        if isinstance(error, Refusal):
+            return self._refuse(request, error.status, str(error))
+        if isinstance(error, UserError):  # of whoever runs the server, such as a model whose scores are NaN
+            return self._refuse(request, 500, str(error))
+        if isinstance(error, ClientDisconnect):
+            return self._refuse(request, _CLIENT_LEFT, "the client left")
+        if isinstance(error, Stopped):
+            return self._refuse(request, 503, "the model has stopped", cause=str(error))
+        # A bug, which must not end the server.
+        response = self._refuse(request, 500, "an error inside the server, which its log names")
+        for line in "".join(traceback.format_exception(error)).rstrip().split("\n"):
+            self._log(line)
         return response
 
     def _refuse(self, request: Request, status: int, message: str, *, cause: str = "") -> Response:
@@ -296,51 +136,75 @@ class _Server:
         headers = {"Retry-After": "1"} if status == 429 else {}
         if status in (408, 413):  # the rest of the body has not been read
             headers["Connection"] = "close"
-        return _to_json({"error": message}, status, headers)
+        return JSONResponse({"error": message}, status, headers)
+
+    async def refuse_path(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = f"{error.detail}: {request.method} {request.url.path:.80}"
+        response = self._refuse(request, error.status_code, message)
+        response.headers.update(error.headers or {})
+        self._metrics.requests.labels("other", error.status_code).inc()
+        return response
+
+    async def show_page(self, request: Request) -> Response:
+        return HTMLResponse(self._page, headers=_PAGE_HEADERS)
 
     async def specify(self, request: Request) -> Response:
-        return _to_json(make_specification(_name_server(request)))
+        """This interface as an OpenAPI document."""
+        return JSONResponse(make_specification(self.operations, _find_address(request)))
 
     async def translate(self, request: Request) -> Response:
-        return _to_json(await self._translate(request, await self._read(request)))
+        """Translate texts."""
+        fields = await read_body(request, self._options, self._keys)
+        return JSONResponse(await self._translate(request, fields))
 
     async def _translate(self, request: Request, fields: dict[str, Any]) -> dict[str, Any]:
-        wanted = request_fields.read_request(fields, self._options.max_characters)
-        answer = await _unless_left(request, self._translations.translate(wanted), self._options.timeout)
-        lines = sum(text.count("\n") + 1 for text in wanted.texts)
-        self._measurements.add_text(lines=lines, characters=sum(map(len, wanted.texts)))
+        wanted = TextRequest.read(fields, most_characters=self._options.max_characters)
+        work = self._translations.translate(wanted)
+        answer = await answer_in_time(request, work, self._options.timeout)
+        self._metrics.lines.inc(sum(text.count("\n") + 1 for text in wanted.texts))
+        self._metrics.characters.inc(sum(map(len, wanted.texts)))
         return answer
 
     async def translate_file(self, request: Request) -> Response:
-        fields = await self._read(request)
-        file = request_fields.read_file(fields)
-        ending = find_ending(file.name)
-        fields |= {"q": file.text, "format": FORMATS[ending][0]}
-        answer = await self._translate(request, fields)
-        name = self._files.keep(answer["translatedText"], ending=ending, target=fields["target"])
-        return _to_json({"translatedFileUrl": f"{_name_server(request)}/download_file/{name}"})
+        """Translate a file; the answer is the address of the translation."""
+        fields = await read_body(request, self._options, self._keys)
+        wanted = FileRequest.read(fields, most_characters=self._options.max_characters)
+        ending = find_ending(wanted.file.name)
+        answer = await self._translate(
+            request, fields | {"q": wanted.file.text, "format": FORMATS[ending][0]}
+        )
+        name = self._files.keep(answer["translatedText"], ending=ending, target=wanted.target)
+        return JSONResponse({"translatedFileUrl": f"{_find_address(request)}/download_file/{name}"})
 
     async def download_file(self, request: Request) -> Response:
+        """Fetch a translated file, as often as it is kept."""
         name = request.path_params["name"]
-        content = self._files.fetch(name)
         headers = {
             "Content-Disposition": f'attachment; filename="{name}"',
             "X-Content-Type-Options": "nosniff",
             "Content-Security-Policy": "sandbox",
         }
+        content = self._files.fetch(name)
         return Response(content, headers=headers, media_type=FORMATS[find_ending(name)][1])
 
     async def detect(self, request: Request) -> Response:
-        texts, several = request_fields.read_texts(await self._read(request), self._options.max_characters)
-        guesses = await _unless_left(request, self._translations.detect(texts), self._options.timeout)
-        return _to_json(guesses if several else guesses[0])
+        """Guess the language of a text, among the languages of the server."""
+        fields = await read_body(request, self._options, self._keys)
+        wanted = DetectionRequest.read(fields, most_characters=self._options.max_characters)
+        work = self._translations.detect(wanted.texts)
+        guesses = await answer_in_time(request, work, self._options.timeout)
+        return JSONResponse(guesses if wanted.several else guesses[0])
 
     async def list_languages(self, request: Request) -> Response:
-        return _to_json(request_fields.list_languages(self._models))
+        """List the languages, each with those that it is translated into."""
+        return JSONResponse(list_languages(self._models))
 
     async def describe_settings(self, request: Request) -> Response:
-        first = dict(zip(("source", "target"), next(iter(self._models)), strict=True))
-        return _to_json(
+        """Tell the limits of requests, the models and the version."""
+        source, target = next(iter(self._models))
+        models = {"-".join(pair): model for pair, model in self._models.items()}
+        return JSONResponse(
             {
                 "apiKeys": bool(self._keys),
                 "keyRequired": bool(self._keys),
@@ -350,104 +214,31 @@ class _Server:
                 "filesTranslation": True,
                 "supportedFilesFormat": list(FORMATS),
                 "language": {
-                    side: {"code": code, "name": request_fields.name_language(code)}
-                    for side, code in first.items()
+                    "source": {"code": source, "name": name_language(source)},
+                    "target": {"code": target, "name": name_language(target)},
                 },
-                "alternatives": {
-                    "-".join(pair): model.most_hypotheses - 1 for pair, model in self._models.items()
-                },
-                "models": {"-".join(pair): model.title for pair, model in self._models.items()},
+                "alternatives": {pair: model.most_hypotheses - 1 for pair, model in models.items()},
+                "models": {pair: model.title for pair, model in models.items()},
                 # Number of lines that are read before each line.
-                "documents": {"-".join(pair): model.context for pair, model in self._models.items()},
+                "documents": {pair: model.context for pair, model in models.items()},
                 "version": flaxformer_mt.__version__,
             }
         )
 
     async def tell_health(self, request: Request) -> Response:
+        """Tell whether all models run; while they compile, /ready has status 503."""
         threads = [model.thread for model in self._models.values()]
         if failures := [thread.failure for thread in threads if thread.failure is not None]:
             raise Stopped(failures[0])
         ready = all(thread.is_ready for thread in threads)
         status = 200 if ready or request.url.path == "/health" else 503
-        return _to_json({"status": "ok", "ready": ready}, status)
+        return JSONResponse({"status": "ok", "ready": ready}, status)
 
-    async def tell_measurements(self, request: Request) -> Response:
-        threads = {model.thread for model in self._models.values()}
-        active = sum(thread.engine.backend.num_active for thread in threads)
-        gauges = {
-            "waiting_lines": ("Lines that are not answered yet.", self._translations.num_waiting),
-            "active_sentences": ("Sentences that are being searched.", active),
-            "resident_bytes": ("Memory of the server.", resident_bytes()),
-        }
-        num_recased = sum(thread.engine.counts[LetterCase.counted] for thread in threads)
-        return PlainTextResponse(self._measurements.format(gauges, num_recased))
-
-    async def _read(self, request: Request) -> dict[str, Any]:
-        # A form of another site's page, which a browser sends without asking.
-        own = request.headers.get("sec-fetch-site") != "cross-site"
-        if not own and not {"*", request.headers.get("origin")} & set(self._options.cors):
-            raise Refusal(403, "a page of another site asks; its origin is none of --cors of this server")
-        if (coding := request.headers.get("content-encoding", "identity")) != "identity":
-            raise Refusal(400, f"the Content-Encoding is {coding:.20}; send the body as it is")
-        # A character takes at most 12 bytes, as an escape, and the other fields take little.
-        most, seconds = 12 * self._options.max_characters + 65_536, self._options.timeout
-        length = request.headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > most:
-            raise Refusal(413, f"the body has {length[:20]} bytes; this server reads {most}")
-        body = bytearray()
-        try:
-            async with asyncio.timeout(seconds):
-                async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > most:
-                        raise Refusal(413, f"the body has more than the {most} bytes that this server reads")
-        except TimeoutError:
-            raise Refusal(408, f"the body did not arrive within {seconds:g} seconds") from None
-        kind, query = request.headers.get("content-type", ""), request.url.query
-        fields = request_fields.read_fields(bytes(body), kind, query)
-        self._check_key(fields.get("api_key"))
-        return fields
-
-    def _check_key(self, api_key: object) -> None:
-        if not self._keys:
-            return
-        if api_key is None or api_key == "":
-            raise Refusal(403, "the field api_key is missing: this server needs a key from its operator")
-        content = api_key.encode("utf-8", "replace") if isinstance(api_key, str) else b""
-        # All keys are compared, in constant time, so that no duration tells how much of a key is right.
-        if not sum(hmac.compare_digest(key, content) for key in self._keys):
-            raise Refusal(403, "the api_key is unknown")
+    async def tell_metrics(self, request: Request) -> Response:
+        """Counts and durations, for Prometheus."""
+        return PlainTextResponse(self._metrics.format())
 
 
-def _show(name: str) -> Callable[[Request], Awaitable[Response]]:
-    page = importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
-    headers = {"Content-Security-Policy": _PAGE_POLICY, "X-Content-Type-Options": "nosniff"}
-
-    async def show(request: Request) -> Response:
-        return HTMLResponse(page, headers=headers)
-
-    return show
-
-
-async def _unless_left(request: Request, work: Any, seconds: float) -> Any:
-    """Return the result of a coroutine; cancel it when the client leaves, or when the time is over."""
-
-    async def wait_until_left() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    task, left = asyncio.ensure_future(work), asyncio.ensure_future(wait_until_left())
-    try:
-        await asyncio.wait({task, left}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        late = f"no answer within {seconds:g} seconds; a server that was started a moment ago still compiles"
-        raise ClientDisconnect if left.done() else Refusal(504, f"{late}: try again, or raise --timeout")
-    finally:
-        task.cancel()
-        left.cancel()
-
-
-def _to_json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    body = json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", errors="backslashreplace")
-    return Response(body, status, headers, media_type="application/json")
+def _find_address(request: Request) -> str:
+    """Return the address that clients use: a proxy may serve the paths under a prefix, which it names."""
+    return str(request.base_url).rstrip("/") + request.headers.get("x-forwarded-prefix", "").rstrip("/")

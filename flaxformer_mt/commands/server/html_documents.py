@@ -1,12 +1,14 @@
 """The lines of a text or of an HTML document, and the document with translated lines in their places."""
 
 import html.entities
-import html.parser
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
+
+import turbohtml
+from turbohtml import TokenType
 
 from flaxformer_mt.translation.inline_markup import TAG_START, VOID, MarkedLine, peel, put_back, take_out
 from flaxformer_mt.translation.result import Translation
@@ -31,55 +33,12 @@ _KEEPS_BREAKS = frozenset({"pre", "pre-wrap", "pre-line", "break-spaces", "prese
 _WHITE_SPACE = re.compile(r"(?<![\w-])white-space(?:-collapse)?\s*:\s*([a-z-]+)")
 _BREAK = re.compile(r"(\r\n|\r|\n)")
 
-# Open elements are looked for among so many, so that hostile documents take no longer than others.
+# An end tag ends one of so many open elements of its line, so that hostile documents take no longer.
 _DEEPEST = 100
-_TRANSPARENT = frozenset({"address", "div", "p"})
-_TABLE_PARTS = frozenset("table caption colgroup thead tbody tfoot tr td th".split())
-# Start tags that end several elements inside each other.
-_NESTED = _TABLE_PARTS | {"optgroup", "hr"}
-# Elements that an end tag of something else inside them does not end.
-_SCOPES = frozenset("table caption td th button object template".split())
 
 
 def _is_inline(name: str) -> bool:
     return name in _INLINE or "-" in name
-
-
-class _ImpliedEnd(NamedTuple):
-    """Start tags that end open elements: https://html.spec.whatwg.org/multipage/syntax.html#optional-tags."""
-
-    starts: frozenset[str]
-    ended: frozenset[str]
-    # Elements that are looked into no further; empty: those that end a line, but for address, div and p.
-    within: frozenset[str]
-
-    def stops_at(self, name: str) -> bool:
-        """Return whether the elements around one of this name stay open."""
-        return name in self.within if self.within else not _is_inline(name) and name not in _TRANSPARENT
-
-
-_CELLS, _ROWS = "td th caption colgroup", "td th caption colgroup tr thead tbody tfoot"
-_IMPLIED_ENDS = tuple(
-    _ImpliedEnd(*(frozenset(names.split()) for names in rule))
-    for rule in (
-        ("li", "li", ""),
-        ("dt dd", "dt dd", ""),
-        (
-            "address article aside blockquote center dd details dialog dir div dl dt fieldset figcaption "
-            "figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr li listing main menu nav ol p plaintext "
-            "pre search section summary table ul xmp",
-            "p",
-            "table caption td th button object template",
-        ),
-        ("rb rt rtc rp", "rb rt rp", "ruby rtc"),
-        ("option", "option", "select optgroup datalist"),
-        ("optgroup hr", "option optgroup", "select"),
-        ("td th", _CELLS, "table tr"),
-        ("tr", f"{_CELLS} tr", "table thead tbody tfoot"),
-        ("thead tbody tfoot caption colgroup", _ROWS, "table"),
-        ("body", "head", "html"),
-    )
-)
 
 
 # White space, also as entities such as &nbsp;, at the ends of a text and inside it.
@@ -148,95 +107,51 @@ def read_html(text: str) -> Template:
     break in pre, or where the attribute style has a white-space that keeps it, ends a line.
     Comments, CDATA sections, white space around lines, and the contents of script, style, code and of
     elements with translate="no" stay as they are, and text is escaped in translations as in the document.
-    An end tag that HTML lets one leave out may be absent.
+    Where elements end is as in browsers, also of those whose end tag HTML lets one leave out.
     """
-    return _read(text, _Reader())
+    return _Reader(text).read()
 
 
-def _read(text: str, reader: "_Reader") -> Template:
-    tokens = _Tokenizer(text).tokens
-    ends = [*(token.place for token in tokens[1:]), len(text)]
-    for token, end in zip(tokens, ends, strict=False):
-        reader.read(token, text[token.place : end])
-    reader.end()
-    return Template(tuple(reader.lines), (*reader.between, reader.fixed))
+def _find_lines(document: str) -> list[int]:
+    """Return where the lines of a document start: the parser tells places as lines and columns."""
+    return [0, *(match.end() for match in re.finditer(r"\r\n?|\n", document))]
 
 
-class _Token(NamedTuple):
-    """A token of a document: the place where it begins, and what HTML's rules take it for."""
-
-    place: int
-    kind: Literal["text", "start", "empty", "end", "other"]
-    tag: str = ""
-    attributes: Mapping[str, str] = MappingProxyType({})
-
-
-def _bounded(parse: Callable[..., int]) -> Callable[..., int]:
-    """Parse what may have no end, as -1 says: after many without one, the others are text and not read on."""
-
-    def parse_some(self: "_Tokenizer", place: int, *report: int) -> int:
-        try:
-            end = -1 if self.unfinished > _DEEPEST else parse(self, place, *report)
-        except AssertionError:  # "<![x[", which is a comment to browsers
-            end = self.parse_bogus_comment(place)
-        self.unfinished += end < 0
-        return end
-
-    return parse_some
+def _tokenize(document: str) -> list[tuple[turbohtml.Token, int, int]]:
+    """Return the tokens with their places in a document. What is no token is a part of the one before."""
+    lines = _find_lines(document)
+    tokens = list(turbohtml.tokenize(document))
+    starts = [lines[token.line - 1] + token.col for token in tokens]
+    return list(zip(tokens, starts, [*starts[1:], len(document)], strict=False))
 
 
-class _Tokenizer(html.parser.HTMLParser):
-    """Collects the tokens; their text is read from the document, so that nothing of it can change."""
-
-    def __init__(self, document: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self._lines = [0, *(match.end() for match in re.finditer("\n", document))]
-        self.tokens: list[_Token] = []
-        self.unfinished = 0
-        # No tag begins after the last ">": from each "<" there, the parser would look for one to the end.
-        end = document.rfind(">") + 1
-        self.feed(document[:end])
-        self.close()
-        self.handle_data(document[end:])
-
-    def _add(self, kind: Any, tag: str = "", attrs: Sequence[tuple[str, str | None]] = ()) -> None:
-        line, column = self.getpos()
-        attributes = {name: (value or "").lower() for name, value in attrs}
-        self.tokens.append(_Token(self._lines[line - 1] + column, kind, tag, attributes))
-
-    def handle_data(self, data: str) -> None:
-        if data and not (self.tokens and self.tokens[-1].kind == "text"):
-            self._add("text")
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._add("empty" if tag in VOID else "start", tag, attrs)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._add("empty", tag, attrs)
-
-    def handle_endtag(self, tag: str) -> None:
-        self._add("end", tag)
-
-    def handle_comment(self, data: str) -> None:
-        self._add("other")
-
-    parse_starttag = _bounded(html.parser.HTMLParser.parse_starttag)
-    parse_comment = _bounded(html.parser.HTMLParser.parse_comment)
-    parse_marked_section = _bounded(html.parser.HTMLParser.parse_marked_section)
-
-    # Their parameters have other names.
-    handle_decl = handle_pi = unknown_decl = handle_comment  # type: ignore[assignment]
-
-
-class _Element(NamedTuple):
-    """An open element; `keeps_breaks`: a line break in it is one on the screen."""
-
-    name: str
-    keeps_breaks: bool
+def _find_ends(document: str) -> dict[int, int]:
+    """Return where each element ends, by where it starts."""
+    lines = _find_lines(document)
+    ends: dict[int, int] = {}
+    # In a template, a document may begin with any element, such as td.
+    root = turbohtml.parse_fragment(document, "template", source_locations=True)
+    remaining: list[tuple[Any, int]] = [(root, len(document))]
+    while remaining:
+        parent, limit = remaining.pop()
+        for node in reversed(parent.children):
+            if (location := node.source_location) is None:  # a text, or an element that the parser adds
+                remaining.append((node, limit))
+                continue
+            tag, end_tag = location.start_tag, location.end_tag
+            start = lines[tag.start_line - 1] + tag.start_col
+            ends[start] = inner_end = limit
+            if end_tag is not None:
+                ends[start] = lines[end_tag.end_line - 1] + end_tag.end_col
+                inner_end = lines[end_tag.start_line - 1] + end_tag.start_col
+            remaining.append((node, inner_end))
+            limit = min(limit, start)  # an element without an end tag ends where the next one starts
+    return ends
 
 
 class _Reader:
-    def __init__(self, *, inside_line: bool = False) -> None:
+    def __init__(self, document: str, *, inside_line: bool = False) -> None:
+        self._document, self._ends = document, _find_ends(document)
         # What is read apart inside a line has nothing that is read apart.
         self._inside_line = inside_line
         self.lines: list[Line] = []
@@ -251,29 +166,34 @@ class _Reader:
         self._open: list[tuple[str, int, int]] = []
         # What is read apart in the line, with its place in `_kept`.
         self._apart: list[tuple[int, Template]] = []
-        self._elements: list[_Element] = []
-        # The place in `_elements` of the outermost one that is not translated, and its text so far.
-        self._verbatim: int | None = None
-        self._verbatim_text = ""
+        # Open elements: where they end, and whether a line break in them is one on the screen.
+        self._elements: list[tuple[int, bool]] = []
 
-    def read(self, token: _Token, raw: str) -> None:
-        """Add a token, which the document spells as `raw`."""
-        if token.kind in ("start", "empty") and (end := self._find_implied_end(token.tag)) is not None:
-            self._leave(end)
-        if token.kind == "end":
-            self._read_end(token.tag, raw)
-        elif self._verbatim is not None:
-            self._verbatim_text += raw
-            if token.kind == "start":
-                self._enter(token)
-        elif token.kind == "text":
-            self._read_text(raw)
-        elif token.kind == "start":
-            self._read_start(token, raw)
-        elif token.kind == "other" or _is_inline(token.tag):
-            self._keep(raw)
-        else:
-            self._end_line_with(raw)
+    def read(self) -> Template:
+        tokens = _tokenize(self._document)
+        done = tokens[0][1] if tokens else 0
+        self.fixed, last_section = self._document[:done], self._document.rfind("]]>")
+        for token, start, end in tokens:
+            if end <= done:  # inside of what stays as it is
+                continue
+            start = max(start, done)
+            while self._elements and self._elements[-1][0] <= start:
+                self._elements.pop()
+            raw, done = self._document[start:end], end
+            if token.type == TokenType.TEXT:
+                self._read_text(raw)
+            elif token.type == TokenType.END_TAG:
+                self._read_end(token.tag or "", raw)
+            elif token.type == TokenType.START_TAG:
+                done = self._read_start(token, start, end)
+            else:
+                # The parser takes such a section for a comment, up to the first ">".
+                if raw.startswith("<![CDATA[") and start < last_section:
+                    done = max(end, self._document.find("]]>", start) + 3)
+                self._keep(self._document[start:done])
+        self.end_line()
+        self.fixed += self._document[done:]
+        return Template(tuple(self.lines), (*self.between, self.fixed))
 
     def end_line(self) -> None:
         line, has_text, tags, links = self._line, self._has_text, tuple(self._kept), self._links
@@ -297,12 +217,8 @@ class _Reader:
         self.fixed += _restore(line[last:], tags)
         self.lines += [line for _, part in apart for line in part.lines]
 
-    def end(self) -> None:
-        self._leave(0)
-        self.end_line()
-
     def _read_text(self, raw: str) -> None:
-        keeps_breaks = bool(self._elements) and self._elements[-1].keeps_breaks
+        keeps_breaks = bool(self._elements) and self._elements[-1][1]
         for number, part in enumerate(_BREAK.split(raw) if keeps_breaks else [raw]):
             if number % 2:
                 self._end_line_with(part)
@@ -311,33 +227,40 @@ class _Reader:
                 self._line += TAG_START.sub("&lt;", part)
                 self._has_text = self._has_text or bool(_SPACES.sub("", part))
 
-    def _read_start(self, token: _Token, raw: str) -> None:
-        inline = _is_inline(token.tag)
-        apart = self._is_apart(token.tag)
+    def _read_start(self, token: turbohtml.Token, start: int, end: int) -> int:
+        """Return the place up to which the document is read."""
+        tag, raw = token.tag or "", self._document[start:end]
+        inline = _is_inline(tag)
+        # A script ends at its end tag in any case.
+        if tag in VOID or (token.self_closing and tag not in ("script", "style")):
+            self._keep(raw) if inline else self._end_line_with(raw)
+            return end
+        element_end = self._ends.get(start, len(self._document) if tag in ("html", "body") else end)
+        apart = tag in _APART and self._has_text and not self._inside_line
         if not inline and not apart:
             self.end_line()
-        if apart or token.tag in _VERBATIM or token.attributes.get("translate") == "no":
-            self._verbatim, self._verbatim_text = len(self._elements), raw
-        elif inline:
-            self._open.append((token.tag, len(self._kept), len(self._line)))
-            self._line += f"<{_name(token.tag, len(self._kept))}>"
+        if apart or tag in _VERBATIM or (token.attr("translate") or "").lower() == "no":
+            whole = self._document[start : max(end, element_end)]
+            if apart:
+                self._apart.append((len(self._kept), _Reader(whole, inside_line=True).read()))
+            if apart or inline:
+                self._keep(whole)
+            else:
+                self.fixed += whole
+            return start + len(whole)
+        if inline:
+            self._open.append((tag, len(self._kept), len(self._line)))
+            self._line += f"<{_name(tag, len(self._kept))}>"
             self._kept.append((raw, ""))
         else:
             self.fixed += raw
-        self._enter(token)
-
-    def _is_apart(self, name: str) -> bool:
-        return name in _APART and self._has_text and not self._inside_line
+        above = bool(self._elements) and self._elements[-1][1]
+        style = _WHITE_SPACE.findall((token.attr("style") or "").lower())
+        keeps_breaks = style[-1] in _KEEPS_BREAKS if style else above or tag in _PREFORMATTED
+        self._elements.append((element_end, keeps_breaks))
+        return end
 
     def _read_end(self, tag: str, raw: str) -> None:
-        element = self._find_open(tag)
-        if self._verbatim is not None and (element is None or element >= self._verbatim):
-            self._verbatim_text += raw
-            raw = ""
-        if element is not None:
-            self._leave(element)
-        if not raw:
-            return
         if not _is_inline(tag):
             self._end_line_with(raw)
         elif tag not in [name for name, *_ in self._open[-_DEEPEST:]]:
@@ -352,49 +275,6 @@ class _Reader:
                 self._links.pop()
             if tag == "a":
                 self._links.append((start, len(self._line)))
-
-    def _enter(self, token: _Token) -> None:
-        style = _WHITE_SPACE.findall(token.attributes.get("style", ""))
-        above = bool(self._elements) and self._elements[-1].keeps_breaks
-        keeps = style[-1] in _KEEPS_BREAKS if style else above or token.tag in _PREFORMATTED
-        self._elements.append(_Element(token.tag, keeps))
-
-    def _leave(self, number: int) -> None:
-        if self._verbatim is not None and number <= self._verbatim:
-            name, text = self._elements[self._verbatim].name, self._verbatim_text
-            if apart := self._is_apart(name):
-                self._apart.append((len(self._kept), _read(text, _Reader(inside_line=True))))
-            if apart or _is_inline(name):
-                self._keep(text)
-            else:
-                self.fixed += text
-            self._verbatim = None
-        del self._elements[number:]
-
-    def _inner_elements(self) -> Iterator[tuple[int, str]]:
-        for number in reversed(range(max(0, len(self._elements) - _DEEPEST), len(self._elements))):
-            yield number, self._elements[number].name
-
-    def _find_implied_end(self, tag: str) -> int | None:
-        """Return the outermost open element that a start tag ends, as <li> ends the item before."""
-        found = len(self._elements)
-        for rule in _IMPLIED_ENDS:
-            if tag in rule.starts:
-                for number, name in self._inner_elements():
-                    if name in rule.ended:
-                        found = min(number, found)
-                    # Of a table, an outer part may end as well; other elements do not hold one of their kind.
-                    if rule.stops_at(name) or (name in rule.ended and tag not in _NESTED):
-                        break
-        return found if found < len(self._elements) else None
-
-    def _find_open(self, tag: str) -> int | None:
-        for number, name in self._inner_elements():
-            if name == tag:
-                return number
-            if not _is_inline(name) and (_is_inline(tag) or (name in _SCOPES and tag not in _TABLE_PARTS)):
-                return None
-        return None
 
     def _keep(self, raw: str) -> None:
         self._line += f"<x-{len(self._kept)}/>"

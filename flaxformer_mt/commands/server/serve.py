@@ -3,11 +3,9 @@
 import collections
 import contextlib
 import dataclasses
-import logging
 import os
 import re
 import resource
-import signal
 import socket
 import sys
 import time
@@ -25,21 +23,11 @@ if TYPE_CHECKING:
     from flaxformer_mt.commands.server.translations import DirectedModel
     from flaxformer_mt.translation.engine import Engine
 
-# Seconds that a connection may take to end after the last answer, once the server stops.
-_GRACE = 5.0
-
 
 def serve(options: ServeOptions) -> None:
-    import asyncio
-
     with importing("serve", what="serve"):
-        import uvicorn
-
         from flaxformer_mt.commands.server.app import make_app
-        from flaxformer_mt.commands.server.head_deadline import DeadlineProtocol
-    from flaxformer_mt.commands.server.model_thread import ModelThread
-    from flaxformer_mt.commands.server.translations import add_pivots, direct
-
+        from flaxformer_mt.commands.server.http_server import answer_requests
     _check(options)
     keys = read_keys(options.api_key_file) if options.api_key_file is not None else []
     most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -49,50 +37,43 @@ def serve(options: ServeOptions) -> None:
         # Bound first: a port that is taken is known before models are loaded.
         address = options.host or os.environ.get("FLAXFORMER_MT_HOST") or "127.0.0.1"
         listener = stack.enter_context(_bind(address, options.port))
-        models: dict[tuple[str, str], DirectedModel] = {}
-        for path in options.run:
-            run, named = split_checkpoint(str(path))
-            engine, warm_up, checkpoint = _load(open_copy(run), options, named or options.checkpoint)
-            data = engine.config.data
-            pairs = find_directions(data)
-            if twice := [pair for pair in pairs if pair in models]:
-                raise UserError(
-                    f"two of --run translate from {twice[0].source} to {twice[0].target}; leave one out, or "
-                    "serve it beside this one, by a command of its own with another --port"
-                )
-            names = ", ".join(pair.name for pair in pairs)
-            preparation = _warm_up(warm_up, f"{path}, {names}") if options.warm_up else ()
-            thread = ModelThread(engine, names, preparation=preparation)
-            stack.callback(thread.stop, patience=0.5)  # it may be waiting for the compiler
-            models |= direct(thread, data, title=f"{find_url(run) or Path(run).name}{checkpoint}")
-        if options.pivots:
-            models = add_pivots(models)
+        models = _start_models(options, stack)
         app = make_app(models, options, keys=keys, log=log)
-        config = uvicorn.Config(
-            app,
-            http=DeadlineProtocol,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            timeout_graceful_shutdown=int(options.timeout + _GRACE),
-        )
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         _say(f"serving {', '.join(map('-'.join, models))} at http://{shown}:{port}/ ; Ctrl-C ends the server")
-        logger = logging.getLogger("uvicorn.error")
-        logger.propagate = False
-        logger.addHandler(_LogOfUvicorn(logging.WARNING))
-        with contextlib.ExitStack() as handlers:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                # uvicorn answers what was begun, then raises the signal again, which then has no effect.
-                handlers.callback(signal.signal, number, signal.signal(number, signal.SIG_IGN))
-            asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
+        answer_requests(app, listener, options.timeout, log)
         threads = {model.thread for model in models.values()}
         counts = sum((thread.engine.counts for thread in threads), collections.Counter[str]())
         for counted, count in counts.items():
             _say(f"{counted}: {count:,}")
         _say("all requests are answered; the server ends")
+
+
+def _start_models(
+    options: ServeOptions, stack: contextlib.ExitStack
+) -> "dict[tuple[str, str], DirectedModel]":
+    """Return the models of all pairs of languages; their threads end with the stack."""
+    from flaxformer_mt.commands.server.model_thread import ModelThread
+    from flaxformer_mt.commands.server.translations import add_pivots, direct
+
+    models: dict[tuple[str, str], DirectedModel] = {}
+    for path in options.run:
+        run, named = split_checkpoint(str(path))
+        engine, warm_up, checkpoint = _load(open_copy(run), options, named or options.checkpoint)
+        data = engine.config.data
+        pairs = find_directions(data)
+        if twice := [pair for pair in pairs if pair in models]:
+            raise UserError(
+                f"two of --run translate from {twice[0].source} to {twice[0].target}; leave one out, or "
+                "serve it beside this one, by a command of its own with another --port"
+            )
+        names = ", ".join(pair.name for pair in pairs)
+        preparation = _warm_up(warm_up, f"{path}, {names}") if options.warm_up else ()
+        thread = ModelThread(engine, names, preparation=preparation)
+        stack.callback(thread.stop, patience=0.5)  # it may be waiting for the compiler
+        models |= direct(thread, data, title=f"{find_url(run) or Path(run).name}{checkpoint}")
+    return add_pivots(models) if options.pivots else models
 
 
 def _warm_up(programs: Iterable[object], name: str) -> Iterator[object]:
@@ -182,10 +163,3 @@ def _load(
     engine: Any = translator.engine(arriving=True)
     name = f", checkpoint {name_checkpoint(translator.checkpoint, translator.step)}"
     return engine, engine.backend.warm_up(), name
-
-
-class _LogOfUvicorn(logging.Handler):
-    """Logs what uvicorn itself refuses, such as what is no HTTP, in the form of the other lines."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        log(record.getMessage())

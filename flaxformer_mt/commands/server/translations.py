@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flaxformer_mt.commands.server.html_documents import Line, Template, read_html, read_text
+from flaxformer_mt.commands.server.languages import AUTO, Pair, find_models
 from flaxformer_mt.commands.server.model_thread import ModelThread
-from flaxformer_mt.commands.server.request_fields import AUTO, Pair, Refusal, TextRequest, find_models
+from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import Direction, find_directions
 from flaxformer_mt.corpus.documents import Documents

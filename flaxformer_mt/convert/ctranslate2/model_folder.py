@@ -182,8 +182,7 @@ def _head_dims(config: ModelConfig) -> tuple[int, int]:
 def _adapt_leaves(config: ModelConfig, leaves: Leaves) -> Iterator[tuple[str, np.ndarray]]:
     """Pad all heads with zeros to one size, and drop learned positions before the first one in use.
 
-    The zeros change neither the product of queries and keys nor that of values and the output matrix. The
-    head that has learned alignments becomes the first one of its layer.
+    The zeros change neither the product of queries and keys nor that of values and the output matrix.
     """
     _, head_dim = _head_dims(config)
     for path, leaf in leaves.items():
@@ -192,24 +191,11 @@ def _adapt_leaves(config: ModelConfig, leaves: Leaves) -> Iterator[tuple[str, np
         in_attention = parent.rpartition("/")[0].endswith("_attention")
         if in_attention and role in ("query", "key", "value"):
             leaf = _zero_pad(leaf, head_dim, axis=leaf.ndim - 1)  # [D, H, K] or [H, K]
-            leaf = _put_head_first(config, path, leaf, axis=leaf.ndim - 2)
         elif in_attention and role == "output" and name == "kernel":
             leaf = _zero_pad(leaf, head_dim, axis=1)  # [H, E, D]
-            leaf = _put_head_first(config, path, leaf, axis=0)
         elif role == "positions":
             leaf = leaf[config.first_position :]
         yield path, leaf
-
-
-def _put_head_first(config: ModelConfig, path: str, leaf: np.ndarray, *, axis: int) -> np.ndarray:
-    """Exchange the head that has learned alignments with the first one; other arrays are unchanged."""
-    alignment = config.alignment
-    layer = f"decoder/layers_{alignment.layer % config.num_decoder_layers}/cross_attention/"
-    if not alignment.weight or not alignment.head or not path.startswith(layer):
-        return leaf
-    order = np.arange(config.num_heads)
-    order[[0, alignment.head]] = alignment.head, 0
-    return np.take(leaf, order, axis=axis)
 
 
 def _zero_pad(leaf: np.ndarray, size: int, *, axis: int) -> np.ndarray:

@@ -131,7 +131,6 @@ def make_model_config(
     base: ModelConfig, settings: dict[str, Any], tensors: Tensors, path: Path
 ) -> ModelConfig:
     """Return the model of a file: sizes and switches of its settings, number of positions of its tables."""
-
     tables = [tensors[name] for name in TABLES if name in tensors and tensors[name].ndim == 3]
     options = {_OPTIONS.get(name, name): value for name, value in settings.items()}
     options["n_position"] = tables[0].shape[1] if tables else _SCRIPT_POSITIONS
@@ -148,11 +147,7 @@ def make_model_config(
 
 def _find_more_problems(config: Config) -> Iterator[str]:
     model = config.model
-    if model.num_encoder_layers != model.num_decoder_layers:
-        yield (
-            f"model.num_encoder_layers is {model.num_encoder_layers} and model.num_decoder_layers is "
-            f"{model.num_decoder_layers}; they must be equal"
-        )
+    yield from post_norm.find_unequal_stacks(model)
     if model.embedding_scale and model.logit_scale:
         yield "model.embedding_scale and model.logit_scale are both True; at most one of the two may be"
     for name in ("embedding_scale", "logit_scale"):

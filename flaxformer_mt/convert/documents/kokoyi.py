@@ -49,11 +49,7 @@ decoder/layers_{n}/(self_attention|cross_attention|feedforward)_residual/norm  D
 
 def _find_more_problems(config: Config) -> Iterator[str]:
     model = config.model
-    if model.num_encoder_layers != model.num_decoder_layers:
-        yield (
-            f"model.num_encoder_layers is {model.num_encoder_layers} and model.num_decoder_layers is "
-            f"{model.num_decoder_layers}; they must be equal"
-        )
+    yield from post_norm.find_unequal_stacks(model)
     key_dim, value_dim = value_of(model, "key_dim"), value_of(model, "value_dim")
     if not key_dim == value_dim == model.ffn_dim:
         yield (

@@ -1,11 +1,12 @@
 """The network of Vaswani et al. 2017 over a state dict, in PyTorch: what documents 000, 001 and 003 share."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.convert.network_fields import Field, any_value
 
 State = dict[str, Tensor]
@@ -13,6 +14,14 @@ Attention = Callable[[str, Tensor, Tensor, Tensor], Tensor]
 
 FIELDS = (Field("norm_position", values="post"), *any_value("key_dim", "value_dim"))
 _MASKED_SCORE = -1e9
+
+
+def find_unequal_stacks(model: ModelConfig) -> Iterator[str]:
+    if model.num_encoder_layers != model.num_decoder_layers:
+        yield (
+            f"model.num_encoder_layers is {model.num_encoder_layers} and model.num_decoder_layers is "
+            f"{model.num_decoder_layers}; they must be equal"
+        )
 
 
 def linear(state: State, name: str, x: Tensor) -> Tensor:

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import Config, SearchConfig
-from flaxformer_mt.config.files import read_json_object
 from flaxformer_mt.convert.foreign_files import check_fields
+from flaxformer_mt.convert.formats import read_config_json
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.translation.constraints import make_symbols
 from flaxformer_mt.vocab import Vocab
@@ -54,7 +54,6 @@ _FOREIGN: dict[str, tuple[Any, ...]] = {
     "dola_layers": (),
     "watermarking_config": (),
 }
-
 
 # Field -> whether it is a whole number, its smallest and its largest accepted value.
 _NUMBERS: dict[str, tuple[type, float, float]] = {
@@ -113,12 +112,8 @@ def lost_options(search: SearchConfig) -> list[str]:
 
 
 def read_search(folder: Path, fields: dict[str, Any], vocab: Vocab) -> SearchConfig:
-    path, settings = folder / _FILE, fields
-    if path.is_file():
-        try:
-            settings = read_json_object(path)
-        except (ValueError, OSError) as error:
-            raise UserError(f"{path} is damaged: {error}") from error
+    path = folder / _FILE
+    settings = read_config_json(folder, _FILE) if path.is_file() else fields
     check_fields(settings, _NUMBERS, path)
     try:
         search, ignored = _make_search(settings, vocab)
@@ -139,25 +134,10 @@ def _make_search(settings: dict[str, Any], vocab: Vocab) -> tuple[SearchConfig, 
         value = settings.get(name)
         return default if value is None else float(value)
 
-    # What translations begin with is not a search option here: the tag of the target language, or <s>.
-    foreign = _FOREIGN | {"forced_bos_token_id": tuple(vocab.silent_ids)}
-    ignored = [
-        f"{name} is {settings[name]}"
-        for name, neutral in foreign.items()
-        if settings.get(name) is not None and settings[name] not in neutral
-    ]
-    if settings.get("forced_eos_token_id") not in (None, vocab.eos_id, [vocab.eos_id]):
-        ignored.append(f"forced_eos_token_id is {settings['forced_eos_token_id']}")
     penalty = number("length_penalty", 1)
-    if penalty < 0:
-        ignored.append(f"length_penalty is {penalty:g}, below 0, which becomes 0")
     beams, samples = int(number("num_beams", 1)), bool(settings.get("do_sample"))
-    if samples and beams > 1:
-        ignored.append("do_sample is true with several beams, which are searched without sampling")
     default = SearchConfig()
     suppressed, sequences = _suppressed(settings, vocab)
-    if sequences:
-        ignored.append(f"bad_words_ids has {sequences} sequences of several tokens")
     # An end before `min_length` is forbidden; `min_new_tokens` does not count the end symbol.
     shortest = max(number("min_length", 0), number("min_new_tokens", -1) + 1)
     search = SearchConfig(
@@ -177,7 +157,28 @@ def _make_search(settings: dict[str, Any], vocab: Vocab) -> tuple[SearchConfig, 
         min_length_offset=int(shortest),
         max_length_offset=max(default.max_length_offset, int(shortest)),
     )
+    ignored = _list_foreign(settings, vocab)
+    if penalty < 0:
+        ignored.append(f"length_penalty is {penalty:g}, below 0, which becomes 0")
+    if samples and beams > 1:
+        ignored.append("do_sample is true with several beams, which are searched without sampling")
+    if sequences:
+        ignored.append(f"bad_words_ids has {sequences} sequences of several tokens")
     return search, ignored
+
+
+def _list_foreign(settings: dict[str, Any], vocab: Vocab) -> list[str]:
+    """List the options without a counterpart here, with their values, that change something."""
+    # What translations begin with is not a search option here: the tag of the target language, or <s>.
+    foreign = _FOREIGN | {"forced_bos_token_id": tuple(vocab.silent_ids)}
+    options = [
+        f"{name} is {settings[name]}"
+        for name, neutral in foreign.items()
+        if settings.get(name) is not None and settings[name] not in neutral
+    ]
+    if settings.get("forced_eos_token_id") not in (None, vocab.eos_id, [vocab.eos_id]):
+        options.append(f"forced_eos_token_id is {settings['forced_eos_token_id']}")
+    return options
 
 
 def _suppressed(settings: dict[str, Any], vocab: Vocab) -> tuple[tuple[str, ...], int]:

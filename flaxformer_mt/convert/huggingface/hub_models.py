@@ -106,7 +106,9 @@ def _make_table(config: Config, vocabs: Vocabs) -> Table:
 def _write(weights: Weights, folder: Path, quantization: str) -> None:
     config, vocab = weights.config, weights.vocabs.target
     if not isinstance(vocab, PretrainedVocab):
-        _format_with_our_vocabulary(config).write(weights, folder, quantization)
+        write = _format_with_our_vocabulary(config).write
+        assert write is not None
+        write(weights, folder, quantization)
         return
     tensors = _make_table(config, weights.vocabs).to_foreign(weights.leaves, tied=False)
     for name in [name for name in tensors if name.endswith("embed_positions.weights")]:

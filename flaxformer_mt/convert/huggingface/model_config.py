@@ -63,7 +63,6 @@ ID_BOUNDS: dict[str, Bounds] = {
 # The longest sentences of an imported model's config, in tokens; OPUS-MT models have as many positions.
 LONGEST = 512
 
-
 _REQUIRED = ("vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id")
 
 

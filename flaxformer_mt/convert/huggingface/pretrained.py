@@ -91,7 +91,6 @@ BART_FIELDS = (
     *any_value("norm_position", "embedding_norm", "final_norm"),
 )
 
-
 # The files that are kept, of those that exist.
 _KEPT = (
     *(TOKENIZER_JSON, SETTINGS, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),

@@ -32,7 +32,6 @@ _SPM = {"source": "source.spm", "target": "target.spm"}
 _ID_FILES = {"source": "vocab.json", "target": "target_vocab.json"}
 SETTINGS = "tokenizer_config.json"
 
-
 _DEFAULT_TOKENS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 

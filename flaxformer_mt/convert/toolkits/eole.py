@@ -18,8 +18,10 @@ from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.convert.formats import (
     CONFIG_NAME,
     Format,
+    ImportOverrides,
     Weights,
     read_config_json,
+    refuse_overrides,
 )
 from flaxformer_mt.convert.name_table import Constant, read_names
 from flaxformer_mt.convert.network_fields import (
@@ -83,7 +85,8 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _read(path: Path) -> Weights:
+def _read(path: Path, overrides: ImportOverrides) -> Weights:
+    refuse_overrides(overrides, path)
     folder = path if path.is_dir() else path.parent
     config = folder / CONFIG_NAME
     network = _read_network(read_config_json(folder).get("model"), config)
@@ -182,4 +185,4 @@ def _read_lists(vocab: Mapping[str, Any], path: Path) -> list[toolkit.PieceList]
     return lists
 
 
-FORMAT = Format.read_only(_NAME, _read)
+FORMAT = Format(_NAME, read=_read)

@@ -16,7 +16,7 @@ import torch
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.convert.foreign_files import read_text
-from flaxformer_mt.convert.formats import Format, Weights
+from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, refuse_overrides
 from flaxformer_mt.convert.name_table import expand_groups, read_names
 from flaxformer_mt.convert.network_fields import (
     COUNT,
@@ -109,7 +109,8 @@ _OLD_NORMS = {
 _NO_PARAMETERS = (".version", ".embed_positions._float_tensor", ".embed_positions.weights")
 
 
-def _read(path: Path) -> Weights:
+def _read(path: Path, overrides: ImportOverrides) -> Weights:
+    refuse_overrides(overrides, path)
     folder = path if path.is_dir() else path.parent
     file = toolkit.find_file(path, _FILES, what="a fairseq model")
     checkpoint = load_checkpoint(file)
@@ -249,4 +250,4 @@ def _read_dictionary(folder: Path, language: str | None) -> toolkit.PieceList:
     return toolkit.PieceList(pieces, Specials(unk, eos, pad, bos=eos), unused)
 
 
-FORMAT = Format.read_only(_NAME, _read)
+FORMAT = Format(_NAME, read=_read)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.convert.foreign_files import read_text
-from flaxformer_mt.convert.formats import Format, Weights
+from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, refuse_overrides
 from flaxformer_mt.convert.name_table import read_names
 from flaxformer_mt.convert.network_fields import (
     COUNT,
@@ -59,7 +59,8 @@ _OTHERS = {
 }
 
 
-def _read(path: Path) -> Weights:
+def _read(path: Path, overrides: ImportOverrides) -> Weights:
+    refuse_overrides(overrides, path)
     folder = path if path.is_dir() else path.parent
     config_file = folder / "config.yaml"
     config = toolkit.read_yaml(config_file)
@@ -162,4 +163,4 @@ def _read_list(path: Path, symbols: Any) -> toolkit.PieceList:
     return toolkit.PieceList(names, Specials(unk, eos, pad, bos))
 
 
-FORMAT = Format.read_only(_NAME, _read)
+FORMAT = Format(_NAME, read=_read)

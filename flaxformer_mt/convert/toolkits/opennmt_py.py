@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from flaxformer_mt.convert.formats import Format, Weights
+from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, refuse_overrides
 from flaxformer_mt.convert.name_table import expand_groups, read_names
 from flaxformer_mt.convert.network_fields import (
     COUNT,
@@ -79,7 +79,8 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _read(path: Path) -> Weights:
+def _read(path: Path, overrides: ImportOverrides) -> Weights:
+    refuse_overrides(overrides, path)
     folder = path if path.is_dir() else path.parent
     if path.suffix == ".safetensors":
         path = path.with_suffix(".pt")
@@ -216,4 +217,4 @@ def _make_list(names: list[str], start: str, file: Path) -> toolkit.PieceList:
     return toolkit.make_opennmt_list(names, Specials(_UNK, _EOS, _PAD, None if bos == _PAD else bos), _BOS)
 
 
-FORMAT = Format.read_only(_NAME, _read)
+FORMAT = Format(_NAME, read=_read)

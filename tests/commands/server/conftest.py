@@ -17,18 +17,15 @@ from flaxformer_mt.commands.server.translations import DirectedModel
 class Serving:
     def __init__(self, models, keys=(), **limits) -> None:
         pytest.importorskip("starlette", reason="the server needs the extra serve")
-        import uvicorn
-
         from flaxformer_mt.commands.server.app import make_app
-        from flaxformer_mt.commands.server.head_deadline import DeadlineProtocol
+        from flaxformer_mt.commands.server.http_server import make_server
 
         self.log: list[str] = []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        app = make_app(models, ServeOptions(run=(), **limits), keys=keys, log=self.log.append)
-        config = uvicorn.Config(app, http=DeadlineProtocol, log_config=None, access_log=False, lifespan="off")
-        self._server = uvicorn.Server(config)
+        self.app = make_app(models, ServeOptions(run=(), **limits), keys=keys, log=self.log.append)
+        self._server = make_server(self.app)
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._server.serve(sockets=[self.listener]))
         )

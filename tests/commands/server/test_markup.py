@@ -1,7 +1,5 @@
 """Documents: lines are translated with their tags, and everything else stays."""
 
-import time
-
 import pytest
 from growth import growth
 
@@ -69,11 +67,16 @@ def test_odd_documents_keep_everything(document, lines):
     assert "".join(fill(template, *lines).split()) == "".join(document.split())
 
 
-def test_what_ends_nowhere_is_text_and_other_marked_sections_are_comments():
+def test_what_ends_nowhere_stays_and_other_marked_sections_are_comments():
+    for document, lines in [
+        ("a <![x[b]]> c <![ d", ["a c"]),
+        ("<a b='x", []),
+        ("</><b>a</b>", ["a"]),
+        ("<a b='x><i>c</i>", []),
+    ]:
+        assert [line.text for line in read_html(document).lines] == lines
+        assert fill(read_html(document), *lines) == document
     assert [line.text for line in read_html("<p>a <b <i <!-- <?").lines] == ["a <b <i <!-- <?"]
-    assert [line.text for line in read_html("a <![x[b]]> c <![ d").lines] == ["a c <![ d"]
-    unfinished = "<a b='x>" * 101 + "<i>c</i>"  # so many that no more are looked for
-    assert len(read_html(unfinished).lines) == 1
 
 
 # https://html.spec.whatwg.org/multipage/dom.html#phrasing-content, without br, and what HTML had before.
@@ -175,24 +178,21 @@ def test_the_character_that_stands_in_for_ampersands_is_none_of_the_document():
     assert fill(read_html(document), *lines) == document
 
 
-# Each with the texts that an HTML5 parser finds outside of translate="no": html5lib agrees on all of them.
+# Where elements end is the parser's to say; the places that it tells are what is tested.
 @pytest.mark.parametrize(
     ("document", "lines"),
     [
         ("<ul><li translate=no>a<li>b</ul>", ["b"]),
-        ("<ul><li translate='No'>a<p>c<ul><li>d</ul>e</ul>b", ["b"]),
+        ("<td translate=no>a<td>b", ["b"]),
+        ("<!DOCTYPE html><html><body translate=no><p>a</body></html>", []),
+        ("<template><p translate=no>a<p>b</template>c", ["b", "c"]),
         ("<ul><li translate=no><div><ul><li>x</ul>y</div>z<li>b</ul>", ["b"]),
         ("<dl><dt translate=no>a<dd>b<dt>c</dl>", ["b", "c"]),
         ("<p translate=no>a <b>x<p>b", ["b"]),
-        ("<p translate=no>a<div>b</div>", ["b"]),
         ("<div><p translate=no>a</div>b", ["b"]),
-        ("<div><p translate=no>a</b>c</div>b", ["b"]),
         ("<p>a<span translate=no>x<p>b", ["a", "b"]),
-        ("<table><tr><td translate=no>a<td>b<tr><td>c</table>", ["b", "c"]),
         ("<table><tr translate=no><td>a<tr><td>b<tbody><tr><td>c</table>", ["b", "c"]),
-        ("<table><thead translate=no><tr><th>a<tbody><tr><td>b</table>", ["b"]),
         ("<table><tr><td translate=no><table><tr><td>a<td>b</table>c<td>d</table>", ["d"]),
-        ("<select><option translate=no>a<option>b</select>", ["b"]),
         ("<select><optgroup translate=no><option>a<optgroup><option>b</select>", ["b"]),
         ("<ruby>x<rt>a<rtc>b</ruby> y<p>z", ["x y", "z"]),
     ],
@@ -232,7 +232,8 @@ def test_line_breaks_that_are_not_seen_are_spaces():
         "<p>a <![CDATA[ x > y && <b> ]]> b</p>",
         "<svg><style><![CDATA[ a > b {} ]]></style></svg><p>a b</p>",
         "<?xml version='1.0'?><!DOCTYPE html SYSTEM 'about:legacy-compat'><P >a b</P\n>",
-        "<p>a <!-- <b> --!> --> b</p>",
+        "<p>a <!-- <b> --> b</p>",
+        "<p>a <!-- <b> --!> b</p>",
         "<p title='a > b' CLASS=x>a b</p\t>",
     ],
 )
@@ -240,17 +241,6 @@ def test_what_is_no_text_stays_byte_for_byte(document):
     template = read_html(document)
     assert template.lines[0].text == "a b"
     assert fill(template, *(line.text for line in template.lines)) == document
-
-
-def test_a_document_of_unclosed_elements_takes_no_longer_than_its_length_asks():
-    """Each start tag looks at a limited number of open elements: 10 times as many take 10 times as long."""
-    start = time.perf_counter()
-    read_html("<p><button>" + "<div>a" * 500)
-    short = time.perf_counter() - start
-    start = time.perf_counter()
-    assert len(read_html("<p><button>" + "<div>a" * 5_000).lines) == 5_000
-    assert len(read_html("<p>a<object>a<my-x>" * 5_000).lines) >= 5_000
-    assert time.perf_counter() - start < 2 * 10 * 10 * max(short, 0.05)
 
 
 @pytest.mark.parametrize(
@@ -276,6 +266,8 @@ def test_a_document_of_unclosed_elements_takes_no_longer_than_its_length_asks():
         "<b>x <i>y</i></b> ",
         "{n, plural, {",
         "&#",
+        "<div>a",
+        "<p>a<object>a<my-x>",
     ],
 )
 def test_documents_take_time_in_proportion_to_their_length(unit):

@@ -4,8 +4,8 @@ import pytest
 from browser import Browser, missing_programs
 from test_app import SlowEngine
 
-from flaxformer_mt.commands.server.translations import DirectedModel
 from flaxformer_mt.commands.server.model_thread import ModelThread
+from flaxformer_mt.commands.server.translations import DirectedModel
 
 pytestmark = pytest.mark.skipif(
     bool(missing_programs()), reason=f"without a browser: {missing_programs()} (Debian: chromium-driver)"
@@ -36,7 +36,7 @@ def test_a_reader_types_sees_hovers_and_opens_the_picture(browser, serving, tran
     browser.run("document.querySelector('#show-attention').focus()")
     browser.press("\ue007")
     cells = browser.wait("document.querySelectorAll('#picture .cell').length")
-    labels = browser.run("[...document.querySelectorAll('#picture text')].map(one => one.textContent)")
+    labels = browser.run("[...document.querySelectorAll('#picture th')].map(one => one.textContent)")
     assert cells and "".join(labels).replace("\u00b7", "").startswith("badofi")
     browser.run("document.querySelector('#picture').focus()")
     browser.press("\ue014")

@@ -41,12 +41,12 @@ def test_a_config_is_compiled_and_described(two_cpus):
     assert (result["name"], result["layout"]) == ("two:2", "pmap over 2 devices")
     assert result["memory_gib"] == 0.5 and result["fits"]
     assert result["batch"] == {"rows": 12, "source_length": 8, "target_length": 8}
-    # The gradients of all parameters and two scalars are summed once.
+    # The gradients of all parameters, loss and weight, and a zero for what is not counted, are summed once.
     model = make_model(TINY.model, source_size=40, target_size=40)
     params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     assert {kind: one["sent"] for kind, one in result["collectives"].items()} == {
-        "all-reduce": 4 * (count + 2)
+        "all-reduce": 4 * (count + 3)
     }
     text = summarize_target(result)
     assert "Compiled for, not run: two:2, pmap over 2 devices" in text

@@ -1,0 +1,26 @@
+"""The commands `export` and `import`."""
+
+from flaxformer_mt.commands.options import ExportOptions, ImportOptions
+from flaxformer_mt.config.files import load_config
+
+
+def export(options: ExportOptions) -> object:
+    from flaxformer_mt.convert.export_run import export_run
+
+    others = {name: value for name, value in vars(options).items() if name not in ("run", "format")}
+    return export_run(options.run, format_name=options.format, **others)
+
+
+def import_model(options: ImportOptions) -> object:
+    from flaxformer_mt.convert.import_run import import_run
+
+    return import_run(
+        options.input,
+        format_name=options.format,
+        run_dir=options.run,
+        config=None if options.config is None else load_config(options.config),
+        vocab=options.vocab,
+        tolerance=options.tolerance,
+        languages=options.languages,
+        vocab_text=options.vocab_text or (),
+    )

@@ -1,0 +1,180 @@
+"""The steps from the text of pairs to the numbers of a token store.
+
+A step changes a chunk of pairs, by random numbers whose seed depends on the chunk and on the name of the
+step, so that no two steps draw the same numbers.
+"""
+
+import itertools
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flaxformer_mt.config import NoiseConfig
+from flaxformer_mt.corpus.columns import Column, Links
+from flaxformer_mt.corpus.documents import Context, tokenize_before
+from flaxformer_mt.corpus.pairs import Pair
+from flaxformer_mt.data.text_noise import TextNoise, move_words
+from flaxformer_mt.vocab import Vocabs
+
+# Part of the key of stores with random numbers: raise it when the same seed gives other ones.
+_DRAWING_FORMAT = 3
+NOTHING = np.zeros(0, np.int32)
+
+
+class Drawing(NamedTuple):
+    """What is drawn at random in a store: the segmentation of both sides, and the noise of the text."""
+
+    sampling: float = 0.0
+    seed: int = 0
+    noise: TextNoise = TextNoise(NoiseConfig())
+
+    @property
+    def active(self) -> bool:
+        return bool(self.sampling) or self.noise.rates.active
+
+    @property
+    def identity(self) -> list[Any]:
+        """JSON values that change whenever what is drawn may."""
+        noise = self.noise.identity if self.noise.rates.active else None
+        return [self.sampling, self.seed, _DRAWING_FORMAT, noise] if self.active else []
+
+
+NO_DRAWING = Drawing()
+
+
+@dataclass
+class Chunk:
+    """Consecutive pairs: their texts, the data set of each, and in the end their token ids.
+
+    columns: what the columns with a tokenizer give each pair, by name, and in the end its numbers. before:
+    the pairs whose sources are read before that of each pair, the nearest last. context: the ids of these.
+    """
+
+    number: int
+    name: str
+    sources: list[str]
+    targets: list[str]
+    parts: np.ndarray
+    columns: dict[str, Any]
+    before: Sequence[tuple[Pair, ...]]
+    source_ids: list[np.ndarray] = field(default_factory=list)
+    target_ids: list[np.ndarray] = field(default_factory=list)
+    context: list[np.ndarray] = field(default_factory=list)
+
+
+Step = Callable[[Chunk, int], None]
+
+
+def number_types(vocabs: Vocabs, columns: Sequence[type[Column]]) -> dict[str, np.dtype]:
+    """The types of the numbers of a store, in the order of its files."""
+    sizes = {"source": vocabs.source.size, "target": vocabs.target.size}
+    types = {name: np.dtype(np.uint16 if size <= 1 << 16 else np.int32) for name, size in sizes.items()}
+    return types | {column.name: np.dtype(np.uint32) for column in columns}
+
+
+@dataclass
+class TokenizeChunks:
+    """Tokenizes chunks of pairs; `threads` are SentencePiece's, -1: one for each core.
+
+    languages, target_tags: of each part.
+    """
+
+    vocabs: Vocabs
+    drawing: Drawing
+    columns: Sequence[type[Column]]
+    threads: int
+    has_source: bool
+    languages: Sequence[tuple[str, str]]
+    target_tags: Sequence[str]
+    context: Context | None = None
+
+    def __post_init__(self) -> None:
+        self._tokenizers = {column.name: column.make_tokenizer(self.vocabs) for column in self.columns}
+
+    def __call__(self, chunk: Chunk) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Return by name the numbers of all pairs one after the other, and how many each pair has."""
+        for name, step in self.steps().items():
+            step(chunk, step_seed(self.drawing.seed, chunk.number, name))
+        if self.context:
+            chunk.source_ids = list(map(np.concatenate, zip(chunk.context, chunk.source_ids, strict=True)))
+        sides = {"source": chunk.source_ids or [NOTHING] * len(chunk.targets), "target": chunk.target_ids}
+        numbers = {name: (np.concatenate(ids), _count(ids)) for name, ids in sides.items()} | chunk.columns
+        types = number_types(self.vocabs, self.columns)
+        return {name: (numbers[name][0].astype(dtype), numbers[name][1]) for name, dtype in types.items()}
+
+    def steps(self) -> dict[str, Step]:
+        """The steps in their order; to rename one changes what it draws."""
+        rates = self.drawing.noise.rates
+        steps: dict[str, tuple[object, Step]] = {
+            "noise": (rates.active, self._add_noise),
+            "random words": (rates.moves, self._move_words),
+            "target tags": (any(self.target_tags), self._tag_targets),
+            "source": (self.has_source, self._tokenize_sources),
+            "target": (True, self._tokenize_targets),
+            "context": (self.context, self._tokenize_context),
+            "columns": (self.columns, self._number_columns),
+        }
+        return {name: step for name, (is_needed, step) in steps.items() if is_needed}
+
+    def _add_noise(self, chunk: Chunk, seed: int) -> None:
+        languages = [self.languages[part] for part in chunk.parts]
+        pairs, links = list(map(Pair, chunk.sources, chunk.targets)), chunk.columns.get(Links.name)
+        _set_text(chunk, *self.drawing.noise.apply(pairs, links, seed=seed, languages=languages))
+
+    def _move_words(self, chunk: Chunk, seed: int) -> None:
+        pairs, links = list(map(Pair, chunk.sources, chunk.targets)), chunk.columns.get(Links.name)
+        _set_text(chunk, *move_words(pairs, links, self.drawing.noise.rates, seed=seed))
+
+    def _tag_targets(self, chunk: Chunk, seed: int) -> None:
+        leads = [tag and f"{tag} " for tag in self.target_tags]
+        chunk.targets = [leads[part] + text for part, text in zip(chunk.parts, chunk.targets, strict=True)]
+
+    def _tokenize_sources(self, chunk: Chunk, seed: int) -> None:
+        chunk.source_ids = self._segment(self.vocabs.source, chunk.sources, seed)
+
+    def _tokenize_targets(self, chunk: Chunk, seed: int) -> None:
+        chunk.target_ids = self._segment(self.vocabs.target, chunk.targets, seed)
+
+    def _segment(self, vocab: Any, texts: list[str], seed: int) -> list[np.ndarray]:
+        return vocab.tokenize_all(texts, sampling=self.drawing.sampling, seed=seed, threads=self.threads)
+
+    def _tokenize_context(self, chunk: Chunk, seed: int) -> None:
+        """Find what is read before each source: lines of its document, without noise, as many as fit."""
+        assert self.context is not None
+        pairs = list(dict.fromkeys(itertools.chain(*chunk.before)))  # each with a segmentation of its own
+        options = {"sampling": self.drawing.sampling, "seed": seed, "threads": self.threads}
+        tokens = tokenize_before(self.vocabs.source, [pair.source for pair in pairs], **options)
+        ids = dict(zip(pairs, tokens, strict=True))
+        for source, before in zip(chunk.source_ids, chunk.before, strict=True):
+            lines = self.context.choose(len(source), [ids[pair] for pair in before])
+            chunk.context.append(np.concatenate([NOTHING, *lines]))
+
+    def _number_columns(self, chunk: Chunk, seed: int) -> None:
+        sizes = _count(chunk.context) if self.context else np.zeros(len(chunk.targets), np.int64)
+        texts, ids = (chunk.sources, chunk.targets), (chunk.source_ids, chunk.target_ids)
+        for name, tokenize in self._tokenizers.items():
+            chunk.columns[name] = tokenize(texts, ids, chunk.columns[name], sizes)
+
+
+def step_seed(seed: int, chunk: int, name: str) -> int:
+    """The seed of the random numbers of a step."""
+    return fold(seed, chunk, zlib.crc32(name.encode()))
+
+
+def fold(*numbers: int) -> int:
+    """Derive one 64-bit seed from several integers of any size and sign."""
+    words = [number & 0xFFFF_FFFF_FFFF_FFFF for number in numbers]
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
+
+
+def _set_text(chunk: Chunk, pairs: Sequence[Pair], links: list[np.ndarray] | None) -> None:
+    chunk.sources, chunk.targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
+    if links is not None:
+        chunk.columns[Links.name] = links
+
+
+def _count(ids: list[np.ndarray]) -> np.ndarray:
+    return np.fromiter(map(len, ids), np.int64, len(ids))

@@ -1,0 +1,127 @@
+"""What training says when it starts: the data, the network, the devices, and what is slow or cut short."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from flaxformer_mt.config import Config
+from flaxformer_mt.config.directions import find_directions
+from flaxformer_mt.corpus.mixture_weights import format_shares
+from flaxformer_mt.cpu import slow_bfloat16_reason
+from flaxformer_mt.data.curriculum import format_stages
+from flaxformer_mt.kernels.attention_kernels import explain_attention
+from flaxformer_mt.parallel import Parallel
+from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.runs.run_directory import IMPORTED_STEP
+from flaxformer_mt.training.frozen import describe_frozen
+from flaxformer_mt.training.optimizers import warmup_updates
+from flaxformer_mt.training.setup import TrainingSetup
+
+COMPILING_AHEAD = "compiling the update for all batch shapes"
+
+
+def describe_training(config: Config, setup: TrainingSetup, checkpoints: Checkpoints) -> Iterator[str]:
+    """Tell what is trained, on what, how, and from where."""
+    vocabs, progress = setup.prepared.vocabs, setup.progress
+    sizes = f"{vocabs.source.size:,}" if vocabs.joint else f"{vocabs.source.size:,} + {vocabs.target.size:,}"
+    directions = ", ".join(direction.name for direction in find_directions(config.data))
+    yield (
+        f"{config.data.dataset} {directions}: "
+        f"{len(setup.prepared.train.base):,} {'pairs' if config.data.source_language else 'sentences'}, "
+        f"{sizes} {config.vocab.kind} pieces; "
+        f"{setup.parameters:,} parameters on {setup.parallel.describe()}"
+    )
+    if shares := setup.prepared.report.get("mixture"):
+        yield format_shares(shares)
+    yield from format_stages(setup.prepared.report.get("stages", []))
+    yield _describe_attention(config, setup.parallel)
+    yield f"layers: {setup.layers}"
+    if frozen := describe_frozen(setup.state.params, config.optim):
+        yield frozen
+    if setup.parallel.device_count > 1:
+        placements = setup.parallel.describe_parameters(setup.state.params)
+        yield "\n".join([setup.parallel.layout.describe(), *placements])
+    if config.data.row_multiple % setup.parallel.layout.row_parts:
+        yield (
+            f"batches get rows of padding: data.row_multiple {config.data.row_multiple} is not divisible by "
+            f"the {setup.parallel.layout.row_parts} devices that share the rows"
+        )
+    yield describe_batches(setup.prepared.report["batches"])
+    yield from describe_long_warmup(config)
+    if progress.step:
+        yield f"resuming at step {progress.step} of {config.train.steps}"
+    if starts_from_import(checkpoints, progress.step):
+        yield _describe_import(checkpoints)
+
+
+def describe_batches(plan: dict[str, Any]) -> str:
+    """Describe the batches of an epoch, as `plan_summary` returns them."""
+    axes = {"rows": "rows", "source": "source", "target": "target"}
+    noun = "pairs"
+    if not any(shape["source"] for shape in plan["shapes"]):  # a language model
+        axes, noun = {"rows": "rows", "target": "tokens"}, "sentences"
+    shapes = ", ".join("x".join(str(shape[axis]) for axis in axes) for shape in plan["shapes"])
+    skipped = f"; {plan['skipped']:,} {noun} are too long and left out" if plan["skipped"] else ""
+    return (
+        f"{plan['batches']:,} batches an epoch, {plan['padding']:.1%} padding, "
+        f"{len(plan['shapes'])} shapes ({' x '.join(axes.values())}): {shapes}{skipped}"
+    )
+
+
+def starts_from_import(checkpoints: Checkpoints, step: int) -> bool:
+    """Tell whether training starts from an imported model: only `import` writes a checkpoint of step 0."""
+    return step == IMPORTED_STEP and IMPORTED_STEP in checkpoints.steps()
+
+
+def _describe_import(checkpoints: Checkpoints) -> str:
+    _, stored = checkpoints.restore(IMPORTED_STEP, {})
+    origin = stored.get("imported_from") or {}
+    names = ", ".join(str(origin[name]) for name in ("format", "path") if name in origin)
+    return (
+        f"starting from the imported model{f' ({names})' if names else ''} with a new optimizer state; "
+        f"checkpoint {IMPORTED_STEP} keeps the imported parameters"
+    )
+
+
+def _describe_attention(config: Config, parallel: Parallel) -> str:
+    """Tell which kernel computes attention in the longest batches, and why."""
+    data = config.data
+    lengths = (data.max_source_length if data.source_language else 0, data.max_target_length)
+    source, target = (-(-length // data.length_multiple) * data.length_multiple for length in lengths)
+    kernel, reason = explain_attention(
+        config.model, parallel.platform, lengths=(source, target), tensor=parallel.layout.tensor
+    )
+    return f"attention: {kernel} ({reason})"
+
+
+def describe_doubts(config: Config, platform: str) -> Iterator[str]:
+    """Warn of a warm-up that is shorter than the config says, and of a dtype that is slow on this CPU."""
+    warmup, steps = config.optim.warmup_steps, config.train.steps
+    updates = warmup_updates(config.optim, total_steps=steps)
+    if updates != warmup:
+        yield (
+            f"optim.warmup_steps {warmup} is not below train.steps {steps}, at which schedule "
+            f"{config.optim.schedule} ends; the warm-up is shortened to {updates} updates"
+        )
+    reason = slow_bfloat16_reason() if config.model.dtype == "bfloat16" and platform == "cpu" else None
+    if reason:
+        yield (
+            f"model.dtype bfloat16 is no faster than float32 on this CPU, since {reason}; "
+            "--config.model.dtype=float32 is more exact"
+        )
+
+
+def describe_long_warmup(config: Config) -> Iterator[str]:
+    """Tell what a warm-up beyond the last update does to the learning rate."""
+    warmup, steps = warmup_updates(config.optim, total_steps=config.train.steps), config.train.steps
+    if warmup > steps:
+        yield (
+            f"optim.warmup_steps {warmup} goes beyond train.steps {steps}: the learning rate rises to the "
+            f"end, where it is {steps / warmup:.0%} of the highest"
+        )
+
+
+def describe_stage_end(config: Config, step: int, ended: int, stage: int) -> str:
+    """Describe the end of a stage, by the numbers of the stage that ended and of the next one."""
+    stages = config.data.stages
+    following = "the last one" if stage == len(stages) else f"then stage {stages[stage].name}"
+    return f"update {step} ends stage {stages[ended].name}, {following}"

@@ -1,0 +1,55 @@
+"""`StopRequest`: SIGTERM and SIGINT end training after the update in progress, with a checkpoint."""
+
+import contextlib
+import os
+import signal
+from types import FrameType
+from typing import Any, Self
+
+from flaxformer_mt.parallel.processes import any_process, process_count
+
+
+class StopRequest:
+    """Context manager that records the first SIGTERM or SIGINT; a second one raises KeyboardInterrupt.
+
+    Outside of the main thread no signal handlers can be installed, and nothing is ever received.
+    """
+
+    def __init__(self, *, announce: bool = True) -> None:
+        """Install nothing yet; `announce`: acknowledge the signal on standard error."""
+        self.received: signal.Signals | None = None
+        self._announce = announce
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        with contextlib.suppress(ValueError):  # not the main thread
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number)
+        if not self._announce:
+            return
+        # os.write, since print is not reentrant and the signal may have interrupted one.
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            os.write(2, f"\n{self.received.name}: saving after this step; repeat to end at once\n".encode())
+
+    def is_due(self, *, at_log_step: bool) -> bool:
+        """Tell whether to stop now; several processes stop together, and ask each other at log steps only."""
+        if process_count() > 1:
+            if not at_log_step or not any_process(self.received is not None):
+                return False
+            self.received = self.received or signal.SIGTERM
+        return self.received is not None
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status that a shell expects of a process ended by this signal: 128 + its number."""
+        return 128 + self.received if self.received is not None else 0
