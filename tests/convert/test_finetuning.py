@@ -34,7 +34,7 @@ def write_text(folder: Path) -> None:
     (folder / "train.en").write_text("".join(f"{' '.join(map(WORDS.get, line))}\n" for line in lines))
 
 
-def make_config(root: Path, *, steps: int = 40, **optim) -> Config:
+def make_config(root: Path, *, steps: int = 20, **optim) -> Config:
     return Config(
         data=DataConfig(
             dataset="parallel_text",

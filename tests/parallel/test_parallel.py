@@ -235,12 +235,12 @@ T5 = (
     ],
 )
 def test_other_networks_are_split_as_one_is(fields, weights, path, share):
-    """An update on one device, on eight with pmap and split over three axes is the same."""
+    """An update on one device and on eight, split over three axes, is the same."""
     config = change(CONFIG, model=fields, train=weights)
     batch = make_batch(3)
     model = make_model(config.model, source_size=V, target_size=V)
     found = {}
-    for name in ("one", "pmap 8", "2 x 2 x 2"):
+    for name in ("one", "2 x 2 x 2"):
         parallel = make_parallel(on(name, config))
         state = parallel.init(lambda: init_state(init_params(model, jax.random.key(0)), CONFIG.optim))
         train_step = make_train_step(model, UpdateConfig.of(config), parallel)
