@@ -24,20 +24,20 @@ from flaxformer_mt.parallel.devices import (
     default_platform,
     enable_compilation_cache,
 )
-from flaxformer_mt.parallel.independent_rows import (
-    compile_by_rows,
-    local_device_count,
-    replicate_locally,
-    replicated_shapes,
-    training_devices,
-    use_cpu_cores_as_devices,
-)
 from flaxformer_mt.parallel.mesh import (
     Parallel,
     SplitParameters,
     place_parameters,
     split_as_trained,
     split_for_search,
+)
+from flaxformer_mt.parallel.rows_per_device import (
+    compile_by_rows,
+    local_device_count,
+    replicate_locally,
+    replicated_shapes,
+    training_devices,
+    use_cpu_cores_as_devices,
 )
 
 

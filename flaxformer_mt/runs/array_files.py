@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from flaxformer_mt.errors import UserError, describe_error
-from flaxformer_mt.trees import (
+from flaxformer_mt.parameter_trees import (
     Leaves,
     Specs,
     compare_specs,
