@@ -377,3 +377,16 @@ def test_what_is_installed_is_what_is_pinned():
     for pin in pins("requirements.txt"):
         if pin.marker is None or pin.marker.evaluate({"python_version": python}):
             assert importlib.metadata.version(pin.name) in pin.specifier
+
+
+def test_each_test_file_holds_a_promise_that_the_readme_of_the_tests_names():
+    page = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+(?:/|\.py))`", "".join(re.findall(r"^\|.*", page, re.M)))
+    files = [path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")]
+    names = {path.name for path in files} | {path.name for path in (ROOT / "fuzz").glob("*.py")}
+    for name in named:
+        known = (ROOT / "tests" / name).is_dir() or (ROOT / name).exists() or Path(name).name in names
+        assert known, f"tests/README.md names {name}, which is gone"
+    for file in files:
+        folders = [f"{folder.as_posix()}/" for folder in file.parents]
+        assert {*folders, file.name, file.as_posix()} & {*named, *(Path(name).name for name in named)}, file

@@ -291,7 +291,7 @@ def test_documents_killed_and_resumed_equal_undisturbed(base, tmp_path):
         base,
         data={"context": 2, "max_source_length": 32},
         vocab={"sampling": 0.2},
-        train={"steps": 6, "log_every": 6, "checkpoint_every": 2, "evaluate_every": 4},
+        train={"steps": 6, "log_every": 6, "checkpoint_every": 2, "evaluate_every": 6},
         search={"method": "greedy", "beam_size": 1},
     )
     config = change(config, data={"batch_tokens": 1024})
