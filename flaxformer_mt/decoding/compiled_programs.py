@@ -1,7 +1,7 @@
 """The compiled programs of a search with neural models: three for each size of a state.
 
 `empty` makes a state of free rows, `prefill` reads sources and prefixes, `generate` lets the sentences that
-were read enter free rows, and decodes. Programs are compiled in threads; slots.py decides when each runs.
+were read enter free rows, and decodes. Programs are compiled in threads; `Slots` decides when each runs.
 """
 
 import functools

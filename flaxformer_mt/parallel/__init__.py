@@ -1,8 +1,8 @@
 """Devices: which there are, how arrays are sharded over them, and how functions are compiled for them.
 
 `Parallel` trains on a mesh with the axes data, fsdp and tensor: rows of a batch and parameters are split over
-it. `compile_by_rows` and `SplitParameters` search. `sharding_constraints` is what models and kernels say
-about devices. Imports nothing of the models (tests enforce this): `sharding_rules` identifies parameters by
+it. `compile_by_rows` and `SplitParameters` search. `constrain` is what models and kernels say
+about devices. Imports nothing of the models (tests enforce this): `RULES` identify parameters by
 their paths.
 """
 
