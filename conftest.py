@@ -85,9 +85,9 @@ def shared_programs(one_device):
     """Translators of equal models, options and vocabulary sizes share their programs, each traced once."""
     import jax
 
-    from flaxformer_mt.decoding import engine
+    from flaxformer_mt.decoding import search_engine
 
-    made, make = {}, engine.SearchPrograms
+    made, make = {}, search_engine.SearchPrograms
 
     @functools.wraps(make)
     def share(configs, options, symbols, *, spread, shortlists=None, **more):
@@ -100,14 +100,14 @@ def shared_programs(one_device):
         return made[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "SearchPrograms", share)
+        patch.setattr(search_engine, "SearchPrograms", share)
         yield make
 
 
 @pytest.fixture
 def own_programs(shared_programs, monkeypatch):
     """Each translator has programs of its own, for tests that change or count what is traced."""
-    monkeypatch.setattr("flaxformer_mt.decoding.engine.SearchPrograms", shared_programs)
+    monkeypatch.setattr("flaxformer_mt.decoding.search_engine.SearchPrograms", shared_programs)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from flaxformer_mt.convert.export_run import load_weights
 from flaxformer_mt.convert.formats import Weights
 from flaxformer_mt.corpus.reader import read_pairs
 from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.trees import flatten_tree
+from flaxformer_mt.parameter_trees import flatten_tree
 from flaxformer_mt.vocab import make_vocabs
 
 BEAM = 4

@@ -41,14 +41,14 @@ def make_ours(task: dict[str, Any]) -> System:
     import jax
 
     from flaxformer_mt.config.files import from_dict
-    from flaxformer_mt.decoding.engine import SearchEngine
     from flaxformer_mt.decoding.scheduler import Scheduler
+    from flaxformer_mt.decoding.search_engine import SearchEngine
     from flaxformer_mt.decoding.sentences import Sentence
     from flaxformer_mt.kernels.bfloat16 import cast_kernels
     from flaxformer_mt.parallel import replicate_locally, use_cpu_cores_as_devices
+    from flaxformer_mt.parameter_trees import nest_leaves
     from flaxformer_mt.translation.constraints import make_symbols
     from flaxformer_mt.translation.translator import quantize_params
-    from flaxformer_mt.trees import nest_leaves
     from flaxformer_mt.vocab import load_vocabs
     from flaxformer_mt.vocab.shortlist import Shortlist
 

@@ -38,10 +38,10 @@ from flaxformer_mt.corpus.toy.lexicon import ADJECTIVES, CITIES, FREQUENCIES, NA
 from flaxformer_mt.corpus.toy.toy_de_en import SIZES
 from flaxformer_mt.corpus.word_alignment import align_corpus
 from flaxformer_mt.decoding.forced_decoding import Pair
-from flaxformer_mt.translation.annotation import choose_watched
-from flaxformer_mt.translation.result import Annotations, align_words
+from flaxformer_mt.translation.alignment import align_words, choose_watched
+from flaxformer_mt.translation.result import Annotations
 from flaxformer_mt.translation.translator import Translator
-from flaxformer_mt.vocab.words import number_pieces
+from flaxformer_mt.vocab.words_of_pieces import number_pieces
 
 _MARKS = ".,?!"
 # Sentences with tags: of the test set, and then of the validation set.

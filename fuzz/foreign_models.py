@@ -60,7 +60,7 @@ def make_foreign_model(name: str, config: Any, vocabs: Any, folder: Path) -> Pat
 
     from flaxformer_mt.convert.formats import NAMES, Weights, find_format
     from flaxformer_mt.model import make_model
-    from flaxformer_mt.trees import flatten_tree
+    from flaxformer_mt.parameter_trees import flatten_tree
 
     assert {name.partition(" ")[0] for name in MODELS} == {name for name in NAMES if find_format(name).read}
     if MODELS[name][1]:  # a file in the folder of another one

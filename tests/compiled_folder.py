@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from flaxformer_mt.config.files import is_private, user_cache_dir
-from flaxformer_mt.cpu import describe_processor
+from flaxformer_mt.processor import describe_processor
 
 # Folders that have more bytes, or were used longer ago, are removed: sources change, and so do programs.
 _MOST_BYTES, _MOST_SECONDS = 3 << 29, 14 * 24 * 3600

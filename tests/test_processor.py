@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from flaxformer_mt.cpu import core_count
+from flaxformer_mt.processor import core_count
 
 
 def test_cores_are_those_that_the_process_may_use(monkeypatch):
@@ -39,7 +39,7 @@ def test_a_platform_that_jax_does_not_find_is_named(tmp_path):
     program = (
         "from flaxformer_mt.commands.doctor import doctor\n"
         "from flaxformer_mt.errors import UserError\n"
-        "from flaxformer_mt.parallel.independent_rows import training_devices\n"
+        "from flaxformer_mt.parallel.rows_per_device import training_devices\n"
         "from flaxformer_mt.parallel.processes import process_count\n"
         "for problem in doctor()['problems']: print('doctor:', problem)\n"
         "for find in (training_devices, process_count):\n"

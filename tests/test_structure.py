@@ -20,7 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # of one layer do not import each other.
 LAYERS = [
     {"errors"},
-    {"shapes", "trees", "cpu", "unicode_text", "atomic_file", "file_lock", "yaml_reader"},
+    {"shapes", "parameter_trees", "processor", "unicode_text", "atomic_file", "file_lock", "yaml_reader"},
     {"config"},
     {"flops", "vocab", "tracking", "object_store", "workers", "scoring"},
     {"atomic_folder"},
@@ -177,7 +177,7 @@ def test_one_function_counts_the_cores():
     for file, tree in TREES.items():
         names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         found = names & {"sched_getaffinity", "cpu_count", "process_cpu_count"}
-        assert not found or module_of(file) == "cpu", f"{file}: core_count knows, not {found}"
+        assert not found or module_of(file) == "processor", f"{file}: core_count knows, not {found}"
 
 
 def test_config_imports_the_standard_library_alone():

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from flaxformer_mt import trees
-from flaxformer_mt.trees import (
+from flaxformer_mt import parameter_trees
+from flaxformer_mt.parameter_trees import (
     average_leaves,
     compare_specs,
     copy_to_host,
@@ -63,7 +63,7 @@ def test_host_copies_share_no_memory():
 
 
 def test_leaves_of_accelerators_are_gathered_shard_by_shard(monkeypatch):
-    monkeypatch.setattr(trees, "shares_host_memory", lambda leaf: False)
+    monkeypatch.setattr(parameter_trees, "shares_host_memory", lambda leaf: False)
     mesh = jax.make_mesh((2, 4), ("a", "b"), devices=jax.devices()[:8])
     whole = np.arange(64.0, dtype=np.float32).reshape(8, 8)
     ours = {"one": jnp.asarray(whole)}

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.cpu import bfloat16_instructions, core_count, host_memory, slow_bfloat16_reason
 from flaxformer_mt.errors import UserError, describe_error, install_command
+from flaxformer_mt.processor import bfloat16_instructions, core_count, host_memory, slow_bfloat16_reason
 
 # Distribution -> module to import. The same distributions as the dependencies in pyproject.toml.
 REQUIRED = {
@@ -129,7 +129,7 @@ def summarize_doctor(report: dict[str, Any]) -> str:
 
 def _list_programs(run: str | Path) -> list[dict[str, Any]]:
     from flaxformer_mt.config.files import read_config
-    from flaxformer_mt.decoding.sizes import StateSizes, choose_batch_tokens, make_length_rule
+    from flaxformer_mt.decoding.state_sizes import StateSizes, choose_batch_tokens, make_length_rule
     from flaxformer_mt.object_store.remote_runs import open_copy
     from flaxformer_mt.parallel import default_platform
     from flaxformer_mt.runs.target_lengths import read_target_lengths

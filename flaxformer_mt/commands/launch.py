@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 
-from flaxformer_mt.cpu import core_count
+from flaxformer_mt.processor import core_count
 
 _OLDEST = (3, 11)
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -215,9 +215,9 @@ def write_new_config(options: NewOptions) -> dict[str, Any]:
 
 
 def _find_machine() -> Machine:
-    from flaxformer_mt.cpu import processor_name, slow_bfloat16_reason
     from flaxformer_mt.parallel.devices import default_device_kind, device_memory
-    from flaxformer_mt.parallel.independent_rows import training_devices
+    from flaxformer_mt.parallel.rows_per_device import training_devices
+    from flaxformer_mt.processor import processor_name, slow_bfloat16_reason
 
     devices = training_devices()
     platform = devices[0].platform
@@ -313,7 +313,7 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[dict[str, Any], l
 def _prepare(data: DataConfig, vocabulary: list[Choice]) -> tuple[Config, Any]:
     """Prepare the data with any lengths, and with fewer pieces, as `vocabulary` then says, where it must."""
     from flaxformer_mt.data.prepare import prepare
-    from flaxformer_mt.vocab.vocabulary import VocabularyTooLarge
+    from flaxformer_mt.vocab.sentencepiece_vocab import VocabularyTooLarge
 
     longest: dict[str, Any] = {
         "max_source_length": _LONGEST,

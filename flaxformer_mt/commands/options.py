@@ -710,7 +710,7 @@ def read_glossary(options: EvaluateOptions | TranslateOptions) -> Any:
 
 def read_languages(options: EvaluateOptions | ScoreOptions | TranslateOptions) -> dict[str, str]:
     from flaxformer_mt.translation.language_tags import choose_line_tags
-    from flaxformer_mt.vocab.pretrained import read_tags
+    from flaxformer_mt.vocab.pretrained_vocab import read_tags
 
     names = ("source_language", "target_language")
     languages = {name: getattr(options, name) for name in names if getattr(options, name) is not None}

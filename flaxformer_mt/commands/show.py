@@ -25,9 +25,9 @@ from flaxformer_mt.model.lora import without_factors
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import default_device_kind, default_platform
 from flaxformer_mt.runs.run_directory import check_run
-from flaxformer_mt.training.frozen import select_trained
 from flaxformer_mt.training.optimizers import make_hyperparameters
 from flaxformer_mt.training.state import choose_scan, init_state, init_training_params
+from flaxformer_mt.training.trained_parameters import select_trained
 from flaxformer_mt.training.update import UpdateConfig, make_gradient_step
 
 

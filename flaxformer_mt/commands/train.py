@@ -3,16 +3,16 @@
 import sys
 
 from flaxformer_mt.commands.options import PrepareOptions, TrainOptions
-from flaxformer_mt.cpu import core_count
 from flaxformer_mt.errors import UserError, name_urls, warn_user
+from flaxformer_mt.processor import core_count
 from flaxformer_mt.text_io.lines import check_output
 from flaxformer_mt.tracking.progress_display import WorkProgress
 
 
 def train(options: TrainOptions) -> object:
     from flaxformer_mt.evaluation.run_report.page import report_training
+    from flaxformer_mt.training.final_report import describe_report
     from flaxformer_mt.training.loop import fit
-    from flaxformer_mt.training.report import describe_report
 
     if options.new_vocab and options.init is None:
         raise UserError("--new_vocab needs the run that training starts from; give --init=RUN")

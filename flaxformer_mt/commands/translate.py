@@ -279,7 +279,7 @@ def translate_with_ctranslate2(options: TranslateOptions) -> None:
     from flaxformer_mt.commands.translation_format import TranslationFormat
 
     with importing("ctranslate2", what="--backend=ctranslate2"):
-        from flaxformer_mt.convert.ctranslate2.engine import load_engine
+        from flaxformer_mt.convert.ctranslate2.backend import load_engine
     changes = _find_search_changes(options)
     folder, split = options.run.expanduser(), options.split_sentences
     make_engine = functools.partial(load_engine, folder, split_sentences=split, **changes)

@@ -15,10 +15,10 @@ from flaxformer_mt.convert.model_cards import make_card
 from flaxformer_mt.convert.parity_check import Parity, check_tolerance, measure
 from flaxformer_mt.errors import UserError, name_urls, warn_user
 from flaxformer_mt.object_store.remote_runs import open_copy, open_output, publish_output
+from flaxformer_mt.parameter_trees import flatten_tree
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.runs.run_directory import read_report
 from flaxformer_mt.runs.target_lengths import FILE_NAME as LENGTHS_FILE
-from flaxformer_mt.trees import flatten_tree
 from flaxformer_mt.vocab.shortlist import Shortlist
 
 TOLERANCE = 1e-4

@@ -22,8 +22,8 @@ from flaxformer_mt.convert.name_table import Constant, Leaves, Rule, Shapes, Tab
 from flaxformer_mt.errors import UserError, install_command, suggest
 from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.parallel import default_platform
+from flaxformer_mt.parameter_trees import flatten_tree, nest_leaves
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.trees import flatten_tree, nest_leaves
 from flaxformer_mt.vocab import Vocabs, load_vocabs
 from flaxformer_mt.vocab.shortlist import Shortlist
 

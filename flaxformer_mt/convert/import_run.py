@@ -26,10 +26,10 @@ from flaxformer_mt.convert.parity_check import OwnOutputs, Parity, check_toleran
 from flaxformer_mt.convert.sentencepiece_file import Specials, make_word_model
 from flaxformer_mt.errors import UserError, describe_error
 from flaxformer_mt.object_store.remote_runs import fetch_input, open_copy, publish
+from flaxformer_mt.parameter_trees import nest_leaves
 from flaxformer_mt.runs.load_run import write_new_run
 from flaxformer_mt.text_io.lines import open_input, read_lines
 from flaxformer_mt.translation.language_tags import check_language
-from flaxformer_mt.trees import nest_leaves
 from flaxformer_mt.vocab import PretrainedVocab, Vocab, Vocabs, load_vocabs
 from flaxformer_mt.vocab.model_file import SPACE
 

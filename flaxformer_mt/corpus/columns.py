@@ -20,7 +20,7 @@ from flaxformer_mt.corpus.word_alignment import load_links
 from flaxformer_mt.unicode_text import split_words
 from flaxformer_mt.vocab import Vocab, Vocabs
 from flaxformer_mt.vocab.model_file import SPACE
-from flaxformer_mt.vocab.words import SPACE_BYTES, number_pieces
+from flaxformer_mt.vocab.words_of_pieces import SPACE_BYTES, number_pieces
 
 
 class Side(NamedTuple):

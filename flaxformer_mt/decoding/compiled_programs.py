@@ -1,7 +1,7 @@
 """The compiled programs of a search with neural models: three for each size of a state.
 
 `empty` makes a state of free rows, `prefill` reads sources and prefixes, `generate` lets the sentences that
-were read enter free rows, and decodes. Programs are compiled in threads; slots.py decides when each runs.
+were read enter free rows, and decodes. Programs are compiled in threads; `Slots` decides when each runs.
 """
 
 import functools
@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
-from flaxformer_mt.cpu import core_count
 from flaxformer_mt.decoding.ensemble_members import Members, Sources, make_models
-from flaxformer_mt.decoding.sizes import CANDIDATES_PER_TOKEN, check_memory
+from flaxformer_mt.decoding.state_sizes import CANDIDATES_PER_TOKEN, check_memory
 from flaxformer_mt.parallel import SplitParameters, compile_by_rows, default_platform, local_device_count
 from flaxformer_mt.parallel.compilation import compile_kept, keep_json
-from flaxformer_mt.parallel.independent_rows import split_rows
+from flaxformer_mt.parallel.rows_per_device import split_rows
+from flaxformer_mt.processor import core_count
 from flaxformer_mt.search import (
     Leaf,
     Lines,

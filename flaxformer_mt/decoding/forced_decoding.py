@@ -17,9 +17,9 @@ import numpy as np
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.data.batch_array import BatchArray, pad_pairs
 from flaxformer_mt.data.buckets import Shape
-from flaxformer_mt.decoding.engine import TokenBudget
 from flaxformer_mt.decoding.ensemble_members import make_models
-from flaxformer_mt.decoding.sizes import choose_batch_tokens, round_up_coarsely
+from flaxformer_mt.decoding.search_engine import TokenBudget
+from flaxformer_mt.decoding.state_sizes import choose_batch_tokens, round_up_coarsely
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import SplitParameters
 from flaxformer_mt.search import average_logits

@@ -1,6 +1,6 @@
 """The one scheduler of searches: which sentences enter which state when, and which calls the device makes.
 
-Sentences enter and leave the slots of states of a few sizes (`sizes.py`); a slot is a row of the state, and
+Sentences enter and leave the slots of states of a few sizes (`state_sizes.py`); a slot is a row of the state, and
 `search/continuous_batching.py` assigns rows to sentences on the device. A result is the same as if its
 sentence were searched alone.
 """
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from flaxformer_mt.decoding.engine import PATIENCE, Call, SearchEngine, Slots
+from flaxformer_mt.decoding.search_engine import PATIENCE, Call, SearchEngine, Slots
 from flaxformer_mt.decoding.sentences import Form, Sentence
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.search import OVER_CAPACITY, UNLIMITED, SearchResult, Size

@@ -12,7 +12,7 @@ import numpy as np
 
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.decoding.ensemble_members import Sources
-from flaxformer_mt.decoding.sizes import CANDIDATES_PER_TOKEN, LengthRule, round_up_coarsely
+from flaxformer_mt.decoding.state_sizes import CANDIDATES_PER_TOKEN, LengthRule, round_up_coarsely
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.search import NO_TOKEN, WORD_START, Lines, Shortlists, Symbols
 from flaxformer_mt.vocab.shortlist import Shortlist

@@ -65,7 +65,7 @@ from flaxformer_mt.tracking.progress_display import WorkProgress
 from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.translation.translator import Translator
-from flaxformer_mt.vocab.pretrained import read_tags
+from flaxformer_mt.vocab.pretrained_vocab import read_tags
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.kernels import gpu_attention
+from flaxformer_mt.kernels import triton_attention
 from flaxformer_mt.kernels.dropout import dropout, is_hash_key, split_key
 from flaxformer_mt.kernels.masks import MaskRule
+from flaxformer_mt.kernels.matmul import Product
 from flaxformer_mt.kernels.pallas_attention import (
     LANES,
     LENGTH_MULTIPLE,
@@ -24,7 +25,6 @@ from flaxformer_mt.kernels.pallas_attention import (
     attend_rows,
     fits_kernel,
 )
-from flaxformer_mt.kernels.product import Product
 from flaxformer_mt.kernels.unpad import Places, remove_padding, restore_padding
 from flaxformer_mt.parallel.sharding import map_parts
 from flaxformer_mt.shapes import Array, AttentionMask, typed
@@ -198,9 +198,9 @@ _leave_gradient.defvjp(
 def attend_rows_on_gpu(
     query: Array, keys: Array, values: Array, mask: MaskRule, scale: float | None, drop: Drop | None
 ) -> Array:
-    """Attend by the kernel of gpu_attention.py, which has biases, other scales, and dropout of weights."""
+    """Attend by the kernel of triton_attention.py, which has biases, other scales, and dropout of weights."""
     (batch, length, heads, size), memory_length = query.shape, keys.shape[1]
-    rule = gpu_attention.Rule(
+    rule = triton_attention.Rule(
         mask.causal, size**-0.5 if scale is None else scale, 0.0 if drop is None else drop.rate
     )
     arrays: dict[str, tuple[Array, str]] = {}
@@ -214,8 +214,8 @@ def attend_rows_on_gpu(
     def attend_part(
         query: Array, keys: Array, values: Array, own: Array, memory: Array, *others: Array
     ) -> Array:
-        inputs = gpu_attention.Inputs(own, memory, **dict(zip(arrays, others, strict=True)))
-        return gpu_attention.attend_rows(rule, (query, keys, values), inputs)
+        inputs = triton_attention.Inputs(own, memory, **dict(zip(arrays, others, strict=True)))
+        return triton_attention.attend_rows(rule, (query, keys, values), inputs)
 
     inputs = [(part, "BTHK") for part in (query, keys, values)]
     inputs += [(part, "BT") for part in mask.segments(query, keys)]
@@ -267,7 +267,7 @@ def fits(kind: Kind, query: Any, keys: Any) -> bool:
     if kind == "pallas":
         return query.dtype == jnp.bfloat16 and fits_kernel(*lengths, heads=query.shape[2], size=size)
     if kind == "triton":
-        return query.dtype == jnp.bfloat16 and gpu_attention.fits_kernel(keys.shape[1], size=size)
+        return query.dtype == jnp.bfloat16 and triton_attention.fits_kernel(keys.shape[1], size=size)
     fitting = query.dtype in _CUDNN_TYPES and size % _CUDNN_HEAD_MULTIPLE == 0
     return fitting and size <= _CUDNN_MAX_HEAD_SIZE and not any(n % _CUDNN_LENGTH_MULTIPLE for n in lengths)
 
@@ -283,8 +283,8 @@ _NEEDS = {
         f"a product of at most {MAX_SCORES}"
     ),
     "triton": (
-        f"keys and values of one head size, {gpu_attention.HEAD_SIZES}, and rows of at most "
-        f"{gpu_attention.MAX_LENGTH}"
+        f"keys and values of one head size, {triton_attention.HEAD_SIZES}, and rows of at most "
+        f"{triton_attention.MAX_LENGTH}"
     ),
 }
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from flaxformer_mt.flops import loss_chunk_width
 from flaxformer_mt.kernels.bfloat16 import take_rows
-from flaxformer_mt.kernels.product import multiply
+from flaxformer_mt.kernels.matmul import multiply
 from flaxformer_mt.parallel.sharding import constrain
 from flaxformer_mt.shapes import Array
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flaxformer_mt.kernels.product import multiply_rows
+from flaxformer_mt.kernels.matmul import multiply_rows
 from flaxformer_mt.shapes import Array
 
 # The largest number; -128 is left out, so that signs are symmetrical.

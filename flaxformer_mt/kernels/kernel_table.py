@@ -8,10 +8,10 @@ from typing import Any
 import jax
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.kernels import cross_entropy, int8, product
+from flaxformer_mt.kernels import cross_entropy, int8, matmul
 from flaxformer_mt.kernels.attention_kernels import attend, attend_fused, attend_unpadded, resolve_attention
 from flaxformer_mt.kernels.cross_entropy import CrossEntropy
-from flaxformer_mt.kernels.product import Product
+from flaxformer_mt.kernels.matmul import Product
 from flaxformer_mt.shapes import Array
 
 
@@ -43,7 +43,7 @@ def choose_kernels(config: ModelConfig, platform: str, *, gathers_twice: bool = 
       gathers_twice: whether parameters that devices split are gathered again for the backward pass.
     """
     on_cpu = platform == "cpu"
-    multiply = product.multiply_on_cpu if on_cpu else product.multiply
+    multiply = matmul.multiply_on_cpu if on_cpu else matmul.multiply
     products = Product(multiply, gathers_twice)
     plain = functools.partial(attend, products)
     kinds = resolve_attention(config.attention, platform)

@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.kernels import Kernels
-from flaxformer_mt.kernels.rectifier import rectify
+from flaxformer_mt.kernels.relu import rectify
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.layers import Dropout
 from flaxformer_mt.model.projections import PROJECTED, Projection

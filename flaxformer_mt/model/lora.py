@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_mt.model.scanned_layers import STACKED
+from flaxformer_mt.parameter_trees import flatten_tree, nest_leaves
 from flaxformer_mt.shapes import Array
-from flaxformer_mt.trees import flatten_tree, nest_leaves
 
 # Name of the tree of factors, beside the parts of the network.
 FACTORS = "lora"

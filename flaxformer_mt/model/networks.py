@@ -18,8 +18,8 @@ from flaxformer_mt.model.decoder_only import DecoderOnly
 from flaxformer_mt.model.encoder_decoder import EncoderDecoder
 from flaxformer_mt.model.initializers import Declared, Initializer
 from flaxformer_mt.model.scanned_layers import STACKED
+from flaxformer_mt.parameter_trees import nest_leaves
 from flaxformer_mt.shapes import Array, Batch
-from flaxformer_mt.trees import nest_leaves
 
 Model = EncoderDecoder | DecoderOnly
 

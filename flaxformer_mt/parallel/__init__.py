@@ -1,8 +1,8 @@
 """Devices: which there are, how arrays are sharded over them, and how functions are compiled for them.
 
 `Parallel` trains on a mesh with the axes data, fsdp and tensor: rows of a batch and parameters are split over
-it. `compile_by_rows` and `SplitParameters` search. `sharding_constraints` is what models and kernels say
-about devices. Imports nothing of the models (tests enforce this): `sharding_rules` identifies parameters by
+it. `compile_by_rows` and `SplitParameters` search. `constrain` is what models and kernels say
+about devices. Imports nothing of the models (tests enforce this): `RULES` identify parameters by
 their paths.
 """
 
@@ -24,20 +24,20 @@ from flaxformer_mt.parallel.devices import (
     default_platform,
     enable_compilation_cache,
 )
-from flaxformer_mt.parallel.independent_rows import (
-    compile_by_rows,
-    local_device_count,
-    replicate_locally,
-    replicated_shapes,
-    training_devices,
-    use_cpu_cores_as_devices,
-)
 from flaxformer_mt.parallel.mesh import (
     Parallel,
     SplitParameters,
     place_parameters,
     split_as_trained,
     split_for_search,
+)
+from flaxformer_mt.parallel.rows_per_device import (
+    compile_by_rows,
+    local_device_count,
+    replicate_locally,
+    replicated_shapes,
+    training_devices,
+    use_cpu_cores_as_devices,
 )
 
 

@@ -24,8 +24,8 @@ import numpy as np
 
 from flaxformer_mt.atomic_folder import artifact, discard, read_artifact
 from flaxformer_mt.config.files import is_private
-from flaxformer_mt.cpu import describe_processor
 from flaxformer_mt.errors import UserError, first_line
+from flaxformer_mt.processor import describe_processor
 
 # The monitoring events of JAX whose time is compile time.
 _COMPILING = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/compile/backend_compile_duration")

@@ -9,8 +9,8 @@ import jax
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import is_private
-from flaxformer_mt.cpu import core_count, processor_name, slow_bfloat16_reason
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.processor import core_count, processor_name, slow_bfloat16_reason
 
 # Bytes of memory of a device, in place of what the device reports; CPUs report nothing.
 _MEMORY_VARIABLE = "FLAXFORMER_MT_DEVICE_MEMORY"

@@ -23,10 +23,10 @@ from flaxformer_mt.parallel.devices import (
     device_memory,
     find_devices,
 )
-from flaxformer_mt.parallel.independent_rows import replicate_locally
 from flaxformer_mt.parallel.processes import any_process, exchange, process_count
+from flaxformer_mt.parallel.rows_per_device import replicate_locally
 from flaxformer_mt.parallel.sharding import choose_placements, describe_placements, fsdp_axis, spec_of
-from flaxformer_mt.trees import digest_leaves, flatten_tree, gather_leaf, unflatten_like
+from flaxformer_mt.parameter_trees import digest_leaves, flatten_tree, gather_leaf, unflatten_like
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 from flaxformer_mt.shapes import Array
 
 # Letter of an axis -> mesh axis over which XLA splits it. Only the mesh of a search with split parameters
-# (split_parameters.py) has an axis `width`: it sends activations in place of parameters.
+# (`SplitParameters`) has an axis `width`: it sends activations in place of parameters.
 _MESH_AXES = {"D": "width", "H": "tensor", "F": "tensor", "V": "tensor"}
 
 # Mesh axis over which a program has parts of parameters, along their axis D.

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from flaxformer_mt.errors import UserError, describe_error
-from flaxformer_mt.trees import (
+from flaxformer_mt.parameter_trees import (
     Leaves,
     Specs,
     compare_specs,
@@ -209,7 +209,7 @@ def _make_checkpointer(**options: Any) -> Any:
 def _make_shared_handler() -> Any:
     import orbax.checkpoint as ocp
 
-    # orbax waits for no other process here: shared_save.py does, without involving any device
+    # orbax waits for no other process here: `wait_for_all` does, without involving any device
     together = ocp.options.MultiprocessingOptions(
         primary_host=0, active_processes=set(range(jax.process_count()))
     )

@@ -11,8 +11,8 @@ from typing import Any
 
 from flaxformer_mt import atomic_folder
 from flaxformer_mt.errors import UserError, describe_error, suggest
+from flaxformer_mt.parameter_trees import make_like
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP, STEP_DIGITS, is_step
-from flaxformer_mt.trees import make_like
 
 # The file of the training progress in checkpoints of version 0.1; now it is in the manifest.
 _OLD_PROGRESS = "progress.json"

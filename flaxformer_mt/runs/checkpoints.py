@@ -29,10 +29,7 @@ from flaxformer_mt.parallel.processes import (
     process_index,
     wait_for_all,
 )
-from flaxformer_mt.runs import array_files
-from flaxformer_mt.runs.checkpoint_index import AVERAGE_NAME, CheckpointIndex, read_progress
-from flaxformer_mt.runs.run_directory import IMPORTED_STEP
-from flaxformer_mt.trees import (
+from flaxformer_mt.parameter_trees import (
     Leaves,
     PyTree,
     Specs,
@@ -46,6 +43,9 @@ from flaxformer_mt.trees import (
     nest_leaves,
     unflatten_like,
 )
+from flaxformer_mt.runs import array_files
+from flaxformer_mt.runs.checkpoint_index import AVERAGE_NAME, CheckpointIndex, read_progress
+from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 
 
 def write_checkpoint(final: Path, trees: dict[str, Leaves], progress: dict[str, Any]) -> None:

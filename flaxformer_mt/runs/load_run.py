@@ -22,11 +22,11 @@ from flaxformer_mt.object_store import remote_runs
 from flaxformer_mt.parallel import SplitParameters, choose_dtype, default_platform, split_for_search
 from flaxformer_mt.parallel.compilation import keep_json
 from flaxformer_mt.parallel.processes import decide_once, work_in_all
+from flaxformer_mt.parameter_trees import copy_to_host, flatten_tree, nest_leaves
 from flaxformer_mt.runs.checkpoints import Checkpoints, explain_failed_write, write_checkpoint
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP, load_sealed_vocabs, open_run, seal_vocabs
 from flaxformer_mt.runs.target_lengths import FILE_NAME as LENGTHS_FILE
 from flaxformer_mt.runs.target_lengths import TargetLengths, read_target_lengths
-from flaxformer_mt.trees import copy_to_host, flatten_tree, nest_leaves
 from flaxformer_mt.vocab import Vocabs
 
 if TYPE_CHECKING:

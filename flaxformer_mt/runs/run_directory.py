@@ -24,8 +24,8 @@ from flaxformer_mt.errors import UserError, command_line, local_path, warn_user
 from flaxformer_mt.file_lock import FileHasNoLock, open_locked
 from flaxformer_mt.object_store import remote_runs
 from flaxformer_mt.vocab import Vocabs, load_vocabs
-from flaxformer_mt.vocab.pretrained import FILES_NAME, METADATA_NAME
-from flaxformer_mt.vocab.vocabs import holds_vocabs
+from flaxformer_mt.vocab.pretrained_vocab import FILES_NAME, METADATA_NAME
+from flaxformer_mt.vocab.run_vocabs import holds_vocabs
 
 # Fields that may change when a run is resumed, and what changes with them.
 CHANGEABLE_FIELDS = find_marks(Config, MayChange)

@@ -14,10 +14,10 @@ import numpy as np
 
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.data.curriculum import Position
+from flaxformer_mt.parameter_trees import Leaves, flatten_tree, nest_leaves, place_leaf, unflatten_like
 from flaxformer_mt.runs.checkpoint_index import rank_scores
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.training.state import TrainState
-from flaxformer_mt.trees import Leaves, flatten_tree, nest_leaves, place_leaf, unflatten_like
 
 # In a path, the stack of all layers, and a single layer.
 _STACK = re.compile(r"(?:^|(?<=/))layers/")

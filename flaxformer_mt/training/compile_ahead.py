@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import jax
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.cpu import core_count
 from flaxformer_mt.data.batch_array import BatchArray
 from flaxformer_mt.data.buckets import Shape
 from flaxformer_mt.errors import UserError, first_line
 from flaxformer_mt.parallel import Parallel
 from flaxformer_mt.parallel.compilation import lower_kept
+from flaxformer_mt.processor import core_count
 
 # Seconds between two messages on how many shapes are compiled.
 _MESSAGE_EVERY = 10.0

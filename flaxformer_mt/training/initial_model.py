@@ -23,10 +23,10 @@ from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.object_store.remote_runs import publish, refresh
 from flaxformer_mt.parallel import default_platform
 from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first
+from flaxformer_mt.parameter_trees import flatten_tree, unflatten_like
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel, load_named, write_new_run
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
-from flaxformer_mt.trees import flatten_tree, unflatten_like
 from flaxformer_mt.vocab import Vocab, Vocabs
 
 # Fields that do not change what the parameters mean: those of the new config count.

@@ -32,9 +32,9 @@ from flaxformer_mt.tracking.tracking_services import import_service
 from flaxformer_mt.training import setup_messages
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, has_ended, to_trees
 from flaxformer_mt.training.compile_ahead import shapes_of
+from flaxformer_mt.training.final_report import TrainingReport, make_report
 from flaxformer_mt.training.initial_model import check_lora_start, start_run
 from flaxformer_mt.training.profiling import Profile
-from flaxformer_mt.training.report import TrainingReport, make_report
 from flaxformer_mt.training.setup import TrainingSetup, compile_shapes, set_up_training, shapes_left
 from flaxformer_mt.training.state import TrainState
 from flaxformer_mt.training.stop_request import StopRequest

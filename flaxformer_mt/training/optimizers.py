@@ -14,7 +14,7 @@ from optax import contrib
 
 from flaxformer_mt.config import Config, OptimConfig
 from flaxformer_mt.shapes import Array
-from flaxformer_mt.training.frozen import label_parameters, select_trained
+from flaxformer_mt.training.trained_parameters import label_parameters, select_trained
 
 # From the number of an update, counted from 0, to its learning rate.
 Schedule = Callable[[Array | int], Array]

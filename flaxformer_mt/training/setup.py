@@ -39,9 +39,9 @@ from flaxformer_mt.training.compile_ahead import (
     fitting_sizes,
     shapes_of,
 )
-from flaxformer_mt.training.frozen import check_patterns, select_trained
 from flaxformer_mt.training.optimizers import Hyperparameters, make_hyperparameters
 from flaxformer_mt.training.state import TrainState, init_state, init_training_params, make_training_model
+from flaxformer_mt.training.trained_parameters import check_patterns, select_trained
 from flaxformer_mt.training.update import (
     LossTerm,
     StepMetrics,

@@ -6,15 +6,15 @@ from typing import Any
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.corpus.mixture_weights import format_shares
-from flaxformer_mt.cpu import slow_bfloat16_reason
 from flaxformer_mt.data.curriculum import format_stages
 from flaxformer_mt.kernels.attention_kernels import explain_attention
 from flaxformer_mt.parallel import Parallel
+from flaxformer_mt.processor import slow_bfloat16_reason
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
-from flaxformer_mt.training.frozen import describe_frozen
 from flaxformer_mt.training.optimizers import warmup_updates
 from flaxformer_mt.training.setup import TrainingSetup
+from flaxformer_mt.training.trained_parameters import describe_frozen
 
 COMPILING_AHEAD = "compiling the update for all batch shapes"
 

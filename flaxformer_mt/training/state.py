@@ -11,15 +11,15 @@ import jax.numpy as jnp
 from flax import struct
 
 from flaxformer_mt.config import Config, ModelConfig, OptimConfig
-from flaxformer_mt.cpu import core_count
 from flaxformer_mt.data.buckets import make_longest_shape
 from flaxformer_mt.flops import padded_work, peak_flops, training_flops
 from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.model.lora import add_factors
 from flaxformer_mt.parallel import Parallel
+from flaxformer_mt.processor import core_count
 from flaxformer_mt.shapes import Array
-from flaxformer_mt.training.frozen import find_targets
 from flaxformer_mt.training.optimizers import make_optimizer
+from flaxformer_mt.training.trained_parameters import find_targets
 
 # Optimizers for which an array of stacked layers is not the same as its layers.
 _BY_LAYER = ("muon", "adafactor")

@@ -20,7 +20,7 @@ from flaxformer_mt.config import Config, ModelConfig, OptimConfig
 from flaxformer_mt.data.batch_array import BatchArray, as_batch
 from flaxformer_mt.kernels import MaskRule
 from flaxformer_mt.kernels.dropout import make_dropout_key
-from flaxformer_mt.kernels.product import Product
+from flaxformer_mt.kernels.matmul import Product
 from flaxformer_mt.kernels.unpad import Places, restore_padding, unpad
 from flaxformer_mt.losses import (
     AlignmentSums,
@@ -34,9 +34,9 @@ from flaxformer_mt.model.lora import merge_factors
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import Parallel
 from flaxformer_mt.shapes import Array, Batch
-from flaxformer_mt.training.frozen import replace_trained, select_trained
 from flaxformer_mt.training.optimizers import Hyperparameters, clip_factor, learning_rate, make_optimizer
 from flaxformer_mt.training.state import TrainState
+from flaxformer_mt.training.trained_parameters import replace_trained, select_trained
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ import jax
 import flaxformer_mt
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import check_n_best
-from flaxformer_mt.decoding.engine import PATIENCE, SearchEngine
 from flaxformer_mt.decoding.forced_decoding import TokenScorer
 from flaxformer_mt.decoding.scheduler import Scheduler
+from flaxformer_mt.decoding.search_engine import PATIENCE, SearchEngine
 from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.parallel import default_device_kind, local_device_count
 from flaxformer_mt.parallel.processes import exchange, process_count, process_index
 from flaxformer_mt.search import SearchResult, search_width
-from flaxformer_mt.translation.annotation import annotate, check_annotations, choose_watched
+from flaxformer_mt.translation.alignment import annotate, check_annotations, choose_watched
 from flaxformer_mt.translation.minimum_bayes_risk import count_candidates, rank_candidates
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import FAILED, NO_ANNOTATIONS, Annotations, Translation, one_line, rank

@@ -21,8 +21,8 @@ from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.corpus.documents import Documents, check_context
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
-from flaxformer_mt.decoding.engine import SearchEngine
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, TokenScorer
+from flaxformer_mt.decoding.search_engine import SearchEngine
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.kernels.bfloat16 import cast_kernels
 from flaxformer_mt.kernels.int8 import quantize_matrix
@@ -31,9 +31,10 @@ from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.parallel import SplitParameters, place_parameters, use_cpu_cores_as_devices
 from flaxformer_mt.parallel.devices import enable_compilation_cache
 from flaxformer_mt.parallel.processes import process_count
+from flaxformer_mt.parameter_trees import digest_leaves, flatten_tree, nest_leaves
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, check_same_vocabularies, load_named, load_trained
 from flaxformer_mt.text_io.lines import take_windows
-from flaxformer_mt.translation.annotation import check_annotations
+from flaxformer_mt.translation.alignment import check_annotations
 from flaxformer_mt.translation.constraints import check_constraints, make_symbols
 from flaxformer_mt.translation.engine import Engine, Progress
 from flaxformer_mt.translation.glossary import Glossary
@@ -45,7 +46,6 @@ from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Transl
 from flaxformer_mt.translation.search_backend import SearchBackend, SharedSearchBackend
 from flaxformer_mt.translation.sentences import splits_sentences
 from flaxformer_mt.translation.steps import make_steps
-from flaxformer_mt.trees import digest_leaves, flatten_tree, nest_leaves
 from flaxformer_mt.vocab.shortlist import Shortlist
 
 # Where the output layer's table can be, the first that is there: of its own, tied, or one for all.

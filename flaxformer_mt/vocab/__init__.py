@@ -1,5 +1,5 @@
 """Text to ids and back: SentencePiece models, the tokenizers of pretrained models, and sampling."""
 
-from flaxformer_mt.vocab.pretrained import PretrainedMetadata, PretrainedVocab
-from flaxformer_mt.vocab.vocabs import Vocabs, load_vocabs, make_vocabs
-from flaxformer_mt.vocab.vocabulary import TextPairs, Vocab
+from flaxformer_mt.vocab.pretrained_vocab import PretrainedMetadata, PretrainedVocab
+from flaxformer_mt.vocab.run_vocabs import Vocabs, load_vocabs, make_vocabs
+from flaxformer_mt.vocab.sentencepiece_vocab import TextPairs, Vocab

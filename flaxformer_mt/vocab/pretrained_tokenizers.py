@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from flaxformer_mt.errors import UserError, importing
 from flaxformer_mt.vocab.model_file import SPACE
-from flaxformer_mt.vocab.vocabulary import load_processor
+from flaxformer_mt.vocab.sentencepiece_vocab import load_processor
 
 # json: tokenizer.json of the library tokenizers. m2m_100: SentencePiece pieces, with the ids of vocab.json.
 # fairseq: SentencePiece ids plus 1, after four special symbols. sentencepiece: SentencePiece ids. bytes: the

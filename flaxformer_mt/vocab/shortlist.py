@@ -12,8 +12,8 @@ import numpy as np
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.vocab.vocabs import Vocabs
-from flaxformer_mt.vocab.vocabulary import Vocab
+from flaxformer_mt.vocab.run_vocabs import Vocabs
+from flaxformer_mt.vocab.sentencepiece_vocab import Vocab
 
 # Maximum size of a file in bytes.
 _MAX_BYTES = 1 << 30

@@ -7,7 +7,7 @@ import numpy as np
 
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab.model_file import SPACE
-from flaxformer_mt.vocab.vocabulary import Vocab
+from flaxformer_mt.vocab.sentencepiece_vocab import Vocab
 
 
 class Segmenter(Protocol):

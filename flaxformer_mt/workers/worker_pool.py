@@ -15,8 +15,8 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from flaxformer_mt.cpu import core_count
 from flaxformer_mt.errors import UserError, importing, name_signal
+from flaxformer_mt.processor import core_count
 from flaxformer_mt.workers.block_map import Answer, BlockFunction, WorkerLost, WorkerPool
 
 # Seconds that the head of a Ray cluster gets to accept a connection; Ray itself tries for minutes.

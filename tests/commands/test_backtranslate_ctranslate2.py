@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("ctranslate2")
 from flaxformer_mt.commands.main import main
-from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Backend
+from flaxformer_mt.convert.ctranslate2.backend import CTranslate2Backend
 from flaxformer_mt.convert.export_run import export_run
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from fake_engine import FakeBackend, fake_engine
 
-from flaxformer_mt import cpu
+from flaxformer_mt import processor
 from flaxformer_mt.commands import doctor, launch, plot
 from flaxformer_mt.commands import main as main_module
 from flaxformer_mt.commands.flags import list_flag_types
@@ -33,8 +33,8 @@ from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.scoring import metrics
 from flaxformer_mt.text_io import resumable_output
 from flaxformer_mt.tracking import progress_display
+from flaxformer_mt.training import final_report as training_report
 from flaxformer_mt.training import loop as trainer
-from flaxformer_mt.training import report as training_report
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.translator import Translator
 
@@ -803,12 +803,12 @@ def test_doctor_finds_nothing_wrong_here(capfd, monkeypatch, tmp_path):
     assert all(report["packages"].values()) and report["devices"]["count"] >= 1
     assert report["cache"]["directory"] == str(tmp_path / "cache") and report["cache"]["writable"]
     assert report["cache"]["gib"] == pytest.approx(0.002, abs=0.0005)
-    monkeypatch.setattr(cpu, "_read_cpuinfo", lambda: {"Features": "asimd bf16"})
+    monkeypatch.setattr(processor, "_read_cpuinfo", lambda: {"Features": "asimd bf16"})
     assert "dtype of their training, since it has bf16" in doctor.doctor()["host"]["bfloat16"]
-    monkeypatch.setattr(cpu, "_read_cpuinfo", lambda: {"flags": "avx avx2"})
+    monkeypatch.setattr(processor, "_read_cpuinfo", lambda: {"flags": "avx avx2"})
     assert "float32, since it has none of avx512_bf16" in doctor.doctor()["host"]["bfloat16"]
     intel = {"flags": "avx2 avx512_bf16", "vendor_id": "GenuineIntel"}
-    monkeypatch.setattr(cpu, "_read_cpuinfo", lambda: intel)
+    monkeypatch.setattr(processor, "_read_cpuinfo", lambda: intel)
     assert "float32, since avx512_bf16 of Intel's" in doctor.doctor()["host"]["bfloat16"]
 
 

@@ -35,7 +35,7 @@ from flaxformer_mt.vocab.shortlist import Shortlist
 ctranslate2 = pytest.importorskip("ctranslate2")
 
 from benchmarks.originals.tiny_toolkits import PAIRS as TEXT
-from flaxformer_mt.convert.ctranslate2.engine import load_engine
+from flaxformer_mt.convert.ctranslate2.backend import load_engine
 from flaxformer_mt.convert.ctranslate2.model_folder import FORMAT
 
 ROOT = Path(__file__).resolve().parents[2]

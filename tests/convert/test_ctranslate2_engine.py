@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("ctranslate2")
 from flaxformer_mt.commands.translate import WITHOUT_EFFECT
 from flaxformer_mt.config import MbrConfig, SearchConfig
-from flaxformer_mt.convert.ctranslate2.engine import load_engine
+from flaxformer_mt.convert.ctranslate2.backend import load_engine
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.requests import Request

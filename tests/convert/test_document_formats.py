@@ -26,13 +26,13 @@ from benchmarks.originals import handbuilt as handbuilt_document
 from benchmarks.originals import kokoyi as kokoyi_document
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
-from flaxformer_mt.convert.documents import aiayn as aiayn
-from flaxformer_mt.convert.documents import decoder_only as decoder_only
-from flaxformer_mt.convert.documents import embeddings as embeddings
-from flaxformer_mt.convert.documents import handbuilt as handbuilt
-from flaxformer_mt.convert.documents import kokoyi as kokoyi
 from flaxformer_mt.convert.formats import ImportOverrides, Weights, read_config_json, shapes_of
 from flaxformer_mt.convert.name_table import Constant, Leaves
+from flaxformer_mt.convert.papers import aiayn as aiayn
+from flaxformer_mt.convert.papers import decoder_only as decoder_only
+from flaxformer_mt.convert.papers import embeddings as embeddings
+from flaxformer_mt.convert.papers import handbuilt as handbuilt
+from flaxformer_mt.convert.papers import kokoyi as kokoyi
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, StateDictFormat
 from flaxformer_mt.errors import UserError
@@ -41,11 +41,11 @@ from flaxformer_mt.kernels import Kernels
 from flaxformer_mt.model.blocks import EncoderBlock
 from flaxformer_mt.model.stack import Embedding, Stack
 from flaxformer_mt.parallel import make_parallel
+from flaxformer_mt.parameter_trees import flatten_tree
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.optimizers import learning_rate, make_hyperparameters, make_optimizer
 from flaxformer_mt.training.state import init_state
 from flaxformer_mt.training.update import UpdateConfig, make_train_step
-from flaxformer_mt.trees import flatten_tree
 from flaxformer_mt.vocab import Vocabs
 
 FORMATS = {m.FORMAT.name: m.STATE_DICT for m in (aiayn, decoder_only, handbuilt, kokoyi)}

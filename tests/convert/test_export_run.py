@@ -30,19 +30,19 @@ from flaxformer_mt.config import (
 from flaxformer_mt.config.files import read_config, save_config
 from flaxformer_mt.convert import export_run as exporting
 from flaxformer_mt.convert import import_run as importing
-from flaxformer_mt.convert.documents import handbuilt as handbuilt
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.convert.formats import NAMES
 from flaxformer_mt.convert.import_run import import_run
+from flaxformer_mt.convert.papers import handbuilt as handbuilt
 from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.parameter_trees import flatten_tree
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.runs.run_directory import check_run
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.training.loop import fit
 from flaxformer_mt.translation.translator import Translator
-from flaxformer_mt.trees import flatten_tree
 from flaxformer_mt.vocab import load_vocabs
 
 WORDS = {"eins": "one", "zwei": "two", "drei": "three", "vier": "four", "acht": "eight"}

@@ -18,8 +18,8 @@ from flaxformer_mt.config import DataConfig, LoraConfig, OptimConfig, ParallelCo
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.convert.import_run import import_run
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.parameter_trees import flatten_tree
 from flaxformer_mt.runs.load_run import load_trained
-from flaxformer_mt.trees import flatten_tree
 from flaxformer_mt.vocab import PretrainedVocab
 
 WORDS = {"der": "the", "Hund": "dog", "Katze": "cat", "schläft": "sleeps", "heute": "today", "und": "and"}

@@ -32,8 +32,8 @@ from flaxformer_mt.convert.import_run import import_run
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.parallel import split_for_search
+from flaxformer_mt.parameter_trees import flatten_tree
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.trees import flatten_tree
 from flaxformer_mt.vocab import load_vocabs
 
 # Family -> the style of its language tags.
@@ -456,7 +456,7 @@ def test_ctranslate2_computes_the_same(name, tmp_path):
 
 def test_ctranslate2_translates_with_the_tags_of_languages(folders, tmp_path):
     pytest.importorskip("ctranslate2")
-    from flaxformer_mt.convert.ctranslate2.engine import load_engine
+    from flaxformer_mt.convert.ctranslate2.backend import load_engine
     from flaxformer_mt.translation.requests import Request
 
     weights = FORMAT.read(folders / "nllb", ImportOverrides())

@@ -37,7 +37,7 @@ from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.setup import TrainingSetup
 from flaxformer_mt.vocab import Vocabs, make_vocabs
-from flaxformer_mt.vocab.words import number_pieces
+from flaxformer_mt.vocab.words_of_pieces import number_pieces
 
 PAD, BOS, EOS = 0, 1, 2
 IDS = {"pad_id": PAD, "bos_id": BOS}

@@ -23,7 +23,7 @@ from flaxformer_mt.data.token_store import BuildStopped, TokenStore
 from flaxformer_mt.data.tokenization import Drawing, TokenizeChunks, step_seed
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.vocab import Vocabs, make_vocabs
-from flaxformer_mt.vocab.pretrained import PretrainedMetadata, PretrainedVocab
+from flaxformer_mt.vocab.pretrained_vocab import PretrainedMetadata, PretrainedVocab
 from flaxformer_mt.workers.worker_pool import PoolOptions
 
 

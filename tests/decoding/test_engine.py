@@ -11,12 +11,12 @@ import pytest
 from tiny_experiment import random_params
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
-from flaxformer_mt.decoding import compiled_programs, scheduler, sizes
+from flaxformer_mt.decoding import compiled_programs, scheduler, state_sizes
 from flaxformer_mt.decoding.compiled_programs import SearchPrograms, StatePrograms
-from flaxformer_mt.decoding.engine import SearchEngine
 from flaxformer_mt.decoding.scheduler import Scheduler
+from flaxformer_mt.decoding.search_engine import SearchEngine
 from flaxformer_mt.decoding.sentences import Form, Sentence, SentenceArrays
-from flaxformer_mt.decoding.sizes import LengthRule, StateSizes
+from flaxformer_mt.decoding.state_sizes import LengthRule, StateSizes
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.parallel import replicate_locally
@@ -55,9 +55,9 @@ def small_sizes(monkeypatch):
     The last sentences of a size, in half of its slots, begin again in a larger one.
     """
     monkeypatch.setattr(scheduler, "_LEFT_SHARE", 2)
-    monkeypatch.setattr(sizes, "_MANY_LENGTHS", (6,))
-    monkeypatch.setattr(sizes, "_FEW_LENGTHS", ())
-    monkeypatch.setattr(sizes, "_FEW_FILLS", 1)
+    monkeypatch.setattr(state_sizes, "_MANY_LENGTHS", (6,))
+    monkeypatch.setattr(state_sizes, "_FEW_LENGTHS", ())
+    monkeypatch.setattr(state_sizes, "_FEW_FILLS", 1)
 
 
 class Searcher:
@@ -225,7 +225,7 @@ def test_sentences_that_exceed_the_likely_length_are_searched_again(small_sizes,
     assert set(capacities) == {19, 32} and capacities == sorted(capacities)
     lengths = [int(length) for found in default for length in found.lengths]
     assert max(lengths) > 19 > min(lengths)
-    monkeypatch.setattr(sizes, "_DEFAULT_SHARE", 1.0)
+    monkeypatch.setattr(state_sizes, "_DEFAULT_SHARE", 1.0)
     whole, ran = Searcher([MODEL], options).search(sentences, 180, n_best=3)
     assert {capacity for _, capacity, _ in ran} == {32}
     assert_same_translations(default, whole)
@@ -396,7 +396,7 @@ def test_what_exceeds_a_state_joins_a_larger_one():
 
 
 def test_each_part_is_dealt_like_lengths(monkeypatch):
-    monkeypatch.setattr(sizes, "_FEW_FILLS", 0)
+    monkeypatch.setattr(state_sizes, "_FEW_FILLS", 0)
     searcher = Searcher([MODEL], SearchConfig(method="greedy", **FEW))
     slots = searcher.engine.make_slots(searcher.params, Size(2, 8, 12), Form(), n_best=1)
     slots._busy = [{}, {}]
@@ -432,7 +432,7 @@ def test_a_beam_that_exceeds_the_memory_is_refused_before_it_compiles(monkeypatc
     with pytest.raises(UserError, match=r"beam_size 3000 needs about \d+\.\d GiB .* device has 1\.0"):
         searcher.search(make_sentences([4]), 400)
     for network in (MODEL, RECURRENT):
-        sizes.check_memory(Size(8, 256, 512), 64, [network] * 2, 60_000)  # large, but it fits
+        state_sizes.check_memory(Size(8, 256, 512), 64, [network] * 2, 60_000)  # large, but it fits
 
 
 def test_who_waits_for_the_compiler_is_told_so_once(caplog, monkeypatch):

@@ -8,8 +8,8 @@ from test_engine import search_all
 from tiny_experiment import random_params
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
-from flaxformer_mt.decoding.engine import SearchEngine
 from flaxformer_mt.decoding.scheduler import Scheduler
+from flaxformer_mt.decoding.search_engine import SearchEngine
 from flaxformer_mt.decoding.sentences import Candidates, Sentence
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model

@@ -8,7 +8,7 @@ import pytest
 from test_engine import FEW, MODEL, Searcher, assert_same_translations, make_sentences
 
 from flaxformer_mt.config import SearchConfig
-from flaxformer_mt.decoding import sizes
+from flaxformer_mt.decoding import state_sizes
 from flaxformer_mt.decoding.compiled_programs import StatePrograms
 from flaxformer_mt.decoding.scheduler import Scheduler
 
@@ -21,9 +21,9 @@ def searcher():
 @pytest.fixture
 def live(searcher, monkeypatch):
     """Two slots for a few sentences, and 17 for many, some of which need more room and are searched again."""
-    monkeypatch.setattr(sizes, "_FEW_HYPOTHESES", 4)
-    monkeypatch.setattr(sizes, "_DEFAULT_SHARE", 0.5)
-    monkeypatch.setattr(sizes, "_DEFAULT_EXTRA", 0)
+    monkeypatch.setattr(state_sizes, "_FEW_HYPOTHESES", 4)
+    monkeypatch.setattr(state_sizes, "_DEFAULT_SHARE", 0.5)
+    monkeypatch.setattr(state_sizes, "_DEFAULT_EXTRA", 0)
     searcher.engine.budget.tokens = 400
     return Scheduler(searcher.engine, tuple(searcher.params))
 

@@ -37,7 +37,7 @@ from flaxformer_mt.evaluation.score_breakdowns import (
 from flaxformer_mt.evaluation.tables import write_text
 from flaxformer_mt.scoring import metrics
 from flaxformer_mt.scoring.metrics import resample_scores, score_translations
-from flaxformer_mt.training.report import describe_report
+from flaxformer_mt.training.final_report import describe_report
 from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.translator import Translation, Translator
 

@@ -71,7 +71,7 @@ COMPILE = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from flaxformer_mt.commands.target_devices import find_devices, parse_target
-from flaxformer_mt.kernels.gpu_attention import Inputs, Rule, attend_rows
+from flaxformer_mt.kernels.triton_attention import Inputs, Rule, attend_rows
 
 for target in ("h100:1", "a100:1"):
     mesh = Mesh(np.asarray(find_devices(parse_target(target))), ("data",))

@@ -14,13 +14,13 @@ from bfloat16_models import CONFIG, KINDS, V, make_bfloat16
 from tiny_experiment import random_params
 
 from flaxformer_mt.config import Config, SearchConfig, TrainConfig
-from flaxformer_mt.decoding.engine import SearchEngine
+from flaxformer_mt.decoding.search_engine import SearchEngine
 from flaxformer_mt.decoding.sentences import Form
 from flaxformer_mt.kernels import choose_kernels
 from flaxformer_mt.kernels.attention_kernels import attention_weights
 from flaxformer_mt.kernels.bfloat16 import cast_kernels
 from flaxformer_mt.kernels.dropout import make_dropout_key
-from flaxformer_mt.kernels.product import Product, multiply_on_cpu, multiply_rows
+from flaxformer_mt.kernels.matmul import Product, multiply_on_cpu, multiply_rows
 from flaxformer_mt.model.feedforward import FeedForward
 from flaxformer_mt.search import Size, Symbols
 from flaxformer_mt.shapes import Batch

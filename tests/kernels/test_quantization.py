@@ -20,9 +20,9 @@ from flaxformer_mt.kernels.int8 import (
 )
 from flaxformer_mt.kernels.kernel_table import choose_kernels
 from flaxformer_mt.kernels.key_value_cache import average, score, store, write
+from flaxformer_mt.parameter_trees import flatten_tree
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.translation.translator import quantize_params
-from flaxformer_mt.trees import flatten_tree
 
 ALL_KINDS = KINDS | {"two tables, recurrent": {"tying": "decoder", "decoder_self_attention": "ssru"}}
 

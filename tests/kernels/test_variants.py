@@ -13,7 +13,7 @@ import pytest
 from tiny_experiment import mark_slow
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.kernels import MaskRule, attention_kernels, choose_kernels, gpu_attention
+from flaxformer_mt.kernels import MaskRule, attention_kernels, choose_kernels, triton_attention
 from flaxformer_mt.kernels.attention_kernels import Drop, attend, attend_fused, attend_unpadded
 from flaxformer_mt.kernels.cross_entropy import (
     CrossEntropy,
@@ -26,9 +26,9 @@ from flaxformer_mt.kernels.cross_entropy import (
 )
 from flaxformer_mt.kernels.dropout import dropout, make_dropout_key
 from flaxformer_mt.kernels.int8 import integer_product, integer_product_on_cpu
-from flaxformer_mt.kernels.product import Product, multiply, multiply_on_cpu
-from flaxformer_mt.kernels.rectifier import rectify, rectify_and_drop
+from flaxformer_mt.kernels.matmul import Product, multiply, multiply_on_cpu
 from flaxformer_mt.kernels.relative_bias import RelativeBias
+from flaxformer_mt.kernels.relu import rectify, rectify_and_drop
 from flaxformer_mt.kernels.unpad import find_places, remove_padding, restore_padding
 
 B, T, M, H, K, D, F, V = 2, 5, 7, 3, 11, 13, 17, 19
@@ -260,7 +260,7 @@ def test_a_variant_computes_what_its_reference_does(name, monkeypatch):
         ran.append("TPU")
         return kernels["attend_rows"](heads, causal, True, *rest)
 
-    def on_gpu(rule: gpu_attention.Rule, *rest: Any) -> Any:
+    def on_gpu(rule: triton_attention.Rule, *rest: Any) -> Any:
         ran.append("GPU")
         return kernels["gpu_rows"](rule._replace(interpret=True), *rest)
 
@@ -269,9 +269,9 @@ def test_a_variant_computes_what_its_reference_does(name, monkeypatch):
         assert implementation == "cudnn"
         return by_jax(*heads, **options)
 
-    kernels["gpu_rows"] = gpu_attention.attend_rows
+    kernels["gpu_rows"] = triton_attention.attend_rows
     monkeypatch.setattr(attention_kernels, "attend_rows", interpreted)
-    monkeypatch.setattr(gpu_attention, "attend_rows", on_gpu)
+    monkeypatch.setattr(triton_attention, "attend_rows", on_gpu)
     monkeypatch.setattr(jax.nn, "dot_product_attention", without_cudnn)
     monkeypatch.setattr(
         attention_kernels, "fits", lambda kind, *heads: kind == "cudnn" or kernels["fits"](kind, *heads)

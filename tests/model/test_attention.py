@@ -22,7 +22,7 @@ from flaxformer_mt.kernels.attention_kernels import (
     fits,
     resolve_attention,
 )
-from flaxformer_mt.kernels.product import Product
+from flaxformer_mt.kernels.matmul import Product
 from flaxformer_mt.model.attention import MultiHeadAttention, make_ancestry_mask
 from flaxformer_mt.shapes import Cache
 

@@ -14,8 +14,8 @@ from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.plots import AttentionMaps, attention_maps
 from flaxformer_mt.model import Model, init_params, make_model
+from flaxformer_mt.parameter_trees import flatten_tree
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.trees import flatten_tree
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 

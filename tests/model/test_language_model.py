@@ -23,8 +23,8 @@ from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.text_io import throughput
 from flaxformer_mt.tracking import read_metrics
+from flaxformer_mt.training.final_report import describe_report
 from flaxformer_mt.training.loop import fit
-from flaxformer_mt.training.report import describe_report
 from flaxformer_mt.translation import translator
 from flaxformer_mt.translation.scorer import generate_text
 from flaxformer_mt.vocab import load_vocabs

@@ -7,7 +7,7 @@ from tiny_experiment import change
 
 from flaxformer_mt.model.lora import add_factors, is_matrix, merge_factors, without_factors
 from flaxformer_mt.model.scanned_layers import stack_layers, unstack_layers
-from flaxformer_mt.trees import flatten_tree
+from flaxformer_mt.parameter_trees import flatten_tree
 
 QUERY, OUT, IN = (
     "encoder/layers_0/self_attention/query/kernel",

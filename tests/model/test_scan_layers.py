@@ -25,6 +25,7 @@ from flaxformer_mt.evaluation.plots import AttentionMaps, attention_maps
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.model.scanned_layers import STACKED, stack_layers, unstack_layers
 from flaxformer_mt.parallel import make_parallel
+from flaxformer_mt.parameter_trees import flatten_tree, nest_leaves
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.shapes import Batch
@@ -33,7 +34,6 @@ from flaxformer_mt.training.checkpoint_trees import _name_trees, restore_state, 
 from flaxformer_mt.training.loop import fit
 from flaxformer_mt.training.state import choose_scan, init_state
 from flaxformer_mt.translation.translator import Translator
-from flaxformer_mt.trees import flatten_tree, nest_leaves
 
 V = 11
 TINY = ModelConfig(

@@ -13,10 +13,9 @@ from jax.sharding import AxisType, PartitionSpec
 from tiny_experiment import quick_environment
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, ParallelConfig
-from flaxformer_mt.cpu import core_count
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.parallel import choose_layout, independent_rows
+from flaxformer_mt.parallel import choose_layout, rows_per_device
 from flaxformer_mt.parallel.sharding import (
     RULES,
     _make_spec,
@@ -26,7 +25,8 @@ from flaxformer_mt.parallel.sharding import (
     fsdp_axis,
     spec_of,
 )
-from flaxformer_mt.trees import flatten_tree
+from flaxformer_mt.parameter_trees import flatten_tree
+from flaxformer_mt.processor import core_count
 
 
 def make_config(parallel: ParallelConfig | None = None, **model: int) -> Config:
@@ -240,9 +240,9 @@ def test_the_users_number_of_devices_stays(flags, variables, expected):
 def test_training_takes_one_core_of_each_process(monkeypatch):
     cores = [SimpleNamespace(platform="cpu", process_index=n // 2, id=n) for n in range(6)]
     monkeypatch.setattr(jax, "devices", lambda: cores)
-    assert independent_rows.training_devices() == cores
-    monkeypatch.setattr(independent_rows, "_split_cores", True)
-    assert [core.id for core in independent_rows.training_devices()] == [0, 2, 4]
+    assert rows_per_device.training_devices() == cores
+    monkeypatch.setattr(rows_per_device, "_split_cores", True)
+    assert [core.id for core in rows_per_device.training_devices()] == [0, 2, 4]
     chips = [SimpleNamespace(platform="gpu", process_index=0, id=n) for n in range(2)]
     monkeypatch.setattr(jax, "devices", lambda: chips)
-    assert independent_rows.training_devices() == chips
+    assert rows_per_device.training_devices() == chips

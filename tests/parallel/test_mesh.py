@@ -12,11 +12,11 @@ from compiled_text import read_compiled
 from jax.sharding import PartitionSpec
 
 from flaxformer_mt.config import Config, ParallelConfig
-from flaxformer_mt.kernels import attention_kernels, gpu_attention
+from flaxformer_mt.kernels import attention_kernels, triton_attention
 from flaxformer_mt.kernels.attention_kernels import Drop, attend, attend_fused
 from flaxformer_mt.kernels.dropout import make_dropout_key
 from flaxformer_mt.kernels.masks import MaskRule
-from flaxformer_mt.kernels.product import Product
+from flaxformer_mt.kernels.matmul import Product
 from flaxformer_mt.parallel import Parallel, make_parallel
 from flaxformer_mt.parallel.sharding import map_parts
 
@@ -123,14 +123,14 @@ def test_matrices_that_are_gathered_twice_are_not_kept_between_the_passes():
 @pytest.mark.parametrize("kind", ["pallas", "triton"])
 def test_the_kernel_of_attention_runs_on_the_parts_of_each_device(kind, monkeypatch):
     """By Pallas' interpreter, with all gradients; the kernel of GPUs drops what it does for a whole batch."""
-    on_tpu, on_gpu = attention_kernels.attend_rows, gpu_attention.attend_rows
+    on_tpu, on_gpu = attention_kernels.attend_rows, triton_attention.attend_rows
     monkeypatch.setattr(
         attention_kernels,
         "attend_rows",
         lambda heads, causal, _, *arrays: on_tpu(heads, causal, True, *arrays),
     )
     monkeypatch.setattr(
-        gpu_attention, "attend_rows", lambda rule, *arrays: on_gpu(rule._replace(interpret=True), *arrays)
+        triton_attention, "attend_rows", lambda rule, *arrays: on_gpu(rule._replace(interpret=True), *arrays)
     )
     parallel, generator = make_mesh(data=2, fsdp=2, tensor=2), np.random.default_rng(0)
     projected = generator.normal(size=(4, 16, 3, 4, 64)).astype(jnp.bfloat16)

@@ -22,6 +22,7 @@ from flaxformer_mt.config import Config, DataConfig, OptimConfig, ParallelConfig
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import Parallel, make_parallel
+from flaxformer_mt.parameter_trees import flatten_tree
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.shapes import Batch
@@ -39,7 +40,6 @@ from flaxformer_mt.training.update import (
 )
 from flaxformer_mt.translation import translator
 from flaxformer_mt.translation.scorer import Scorer
-from flaxformer_mt.trees import flatten_tree
 
 V, STEPS = 24, 20
 # No size of the model has the factor 7: a dimension that ROWS divides carries the rows of a whole batch.

@@ -13,7 +13,7 @@ from tiny_experiment import change
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.parallel import SplitParameters, independent_rows, split_for_search
+from flaxformer_mt.parallel import SplitParameters, rows_per_device, split_for_search
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.training.loop import fit
@@ -67,7 +67,7 @@ def refuse_copies(monkeypatch) -> None:
     def refuse(tree):
         raise AssertionError("whole parameters on every device")
 
-    monkeypatch.setattr(independent_rows, "replicate_locally", refuse)
+    monkeypatch.setattr(rows_per_device, "replicate_locally", refuse)
     monkeypatch.setattr("flaxformer_mt.parallel.mesh.replicate_locally", refuse)
 
 

@@ -335,8 +335,8 @@ def describe(folder):
             content = without_times(json.loads(content))
         found[name] = content
     for run in ("reverse", "teacher", "student"):
+        from flaxformer_mt.parameter_trees import flatten_tree
         from flaxformer_mt.runs.load_run import load_named
-        from flaxformer_mt.trees import flatten_tree
 
         params = flatten_tree(load_named(str(folder / run)).params)
         found |= {f"{run} {name}": np.asarray(leaf).tobytes() for name, leaf in params.items()}

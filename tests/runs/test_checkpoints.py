@@ -25,12 +25,12 @@ from pytest import raises
 from flaxformer_mt import atomic_folder
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.parallel import processes
+from flaxformer_mt.parameter_trees import flatten_tree
 from flaxformer_mt.runs import array_files
 from flaxformer_mt.runs import checkpoints as checkpoint_module
 from flaxformer_mt.runs.checkpoints import Checkpoints, write_checkpoint
 from flaxformer_mt.runs.load_run import load_trained, name_checkpoint
 from flaxformer_mt.training.checkpoint_trees import TrainProgress
-from flaxformer_mt.trees import flatten_tree
 
 
 def make_params(seed: float = 0.0) -> dict:
@@ -598,8 +598,8 @@ def test_large_items_come_back_bit_for_bit(tmp_path, monkeypatch):
 
     Also one that is larger than the buffers, as the embeddings of NLLB are.
     """
+    from flaxformer_mt.parameter_trees import make_specs
     from flaxformer_mt.runs import array_files
-    from flaxformer_mt.trees import make_specs
 
     monkeypatch.setattr(array_files, "_LARGE", 1)
     monkeypatch.setattr(array_files, "_BUFFERS_GB", 1e-6)

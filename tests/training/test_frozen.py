@@ -10,14 +10,14 @@ from flaxformer_mt.config import LoraConfig, OptimConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import load_config
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.training.frozen import (
+from flaxformer_mt.parameter_trees import flatten_tree
+from flaxformer_mt.training.optimizers import make_optimizer
+from flaxformer_mt.training.trained_parameters import (
     check_patterns,
     describe_frozen,
     replace_trained,
     select_trained,
 )
-from flaxformer_mt.training.optimizers import make_optimizer
-from flaxformer_mt.trees import flatten_tree
 
 PARAMS = {
     "encoder": {"norm": {"scale": np.ones(5, np.float32)}, "kernel": np.full((2, 2), 3.0, np.float32)},

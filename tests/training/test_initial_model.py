@@ -14,12 +14,12 @@ from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import LoraConfig
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import FlaxformerWarning, UserError
+from flaxformer_mt.parameter_trees import flatten_tree
 from flaxformer_mt.runs import load_run
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_named
 from flaxformer_mt.training.initial_model import adopt_network, map_pieces, move_pieces, start_run
 from flaxformer_mt.training.loop import fit
-from flaxformer_mt.trees import flatten_tree
 
 
 def tables(run, *names):

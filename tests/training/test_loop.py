@@ -19,17 +19,17 @@ from tiny_experiment import change, quick_environment
 from flaxformer_mt import define_scorer
 from flaxformer_mt.config import Config, NoiseConfig, StageConfig
 from flaxformer_mt.config.files import read_config, save_config
-from flaxformer_mt.cpu import core_count
 from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserError
 from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.processor import core_count
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import lock_run
 from flaxformer_mt.scoring import metrics
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.training import loop, setup
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, to_trees
+from flaxformer_mt.training.final_report import describe_report
 from flaxformer_mt.training.loop import fit
-from flaxformer_mt.training.report import describe_report
 from flaxformer_mt.training.state import TrainState, init_state
 from flaxformer_mt.training.train_log import TrainingLog
 from flaxformer_mt.training.validation import Validation

@@ -11,7 +11,7 @@ import optax
 import pytest
 from tiny_experiment import small_model
 
-from flaxformer_mt import cpu
+from flaxformer_mt import processor
 from flaxformer_mt.config import Config, ModelConfig, OptimConfig, TrainConfig
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.training.optimizers import (
@@ -104,7 +104,7 @@ def test_a_warmup_beyond_the_end_is_said(schedule):
 
 def test_bfloat16_on_a_processor_that_is_no_faster_in_it_is_said(monkeypatch):
     facts = {"vendor_id": "GenuineIntel", "flags": "avx512_bf16"}
-    monkeypatch.setattr(cpu, "_read_cpuinfo", lambda: facts)
+    monkeypatch.setattr(processor, "_read_cpuinfo", lambda: facts)
     config = Config(model=ModelConfig(dtype="bfloat16"))
     (warning,) = describe_doubts(config, "cpu")
     assert "model.dtype bfloat16 is no faster than float32 on this CPU, since avx512_bf16 of Intel" in warning

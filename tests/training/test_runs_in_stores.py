@@ -22,12 +22,12 @@ from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.object_store import remote_runs
 from flaxformer_mt.object_store.filesystem import ObjectStore
 from flaxformer_mt.object_store.remote_runs import open_copy
+from flaxformer_mt.parameter_trees import flatten_tree
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.runs.run_directory import lock_run
 from flaxformer_mt.training.initial_model import start_run
 from flaxformer_mt.training.loop import fit
-from flaxformer_mt.trees import flatten_tree
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 
 from flaxformer_mt.config import GuidedAlignmentConfig, ModelConfig, VocabConfig
 from flaxformer_mt.decoding.forced_decoding import Watched
-from flaxformer_mt.translation.annotation import choose_watched
-from flaxformer_mt.translation.result import Annotations, align_pieces, align_words, weigh_down_marks
+from flaxformer_mt.translation.alignment import align_pieces, align_words, choose_watched, weigh_down_marks
+from flaxformer_mt.translation.result import Annotations
 from flaxformer_mt.vocab import make_vocabs
-from flaxformer_mt.vocab.words import find_words
+from flaxformer_mt.vocab.words_of_pieces import find_words
 
 WEIGHTS = np.array([[0.1, 0.2, 0.7], [0.5, 0.3, 0.2], [0.4, 0.3, 0.3]])
 

@@ -20,7 +20,7 @@ from flaxformer_mt.translation.result import Annotations
 from flaxformer_mt.translation.translator import Translator
 
 pytest.importorskip("ctranslate2")
-from flaxformer_mt.convert.ctranslate2.engine import load_engine
+from flaxformer_mt.convert.ctranslate2.backend import load_engine
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "translating.md"
 # What a request asks for, by the first column of the table.

@@ -18,7 +18,7 @@ from flaxformer_mt.translation.language_tags import (
 from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.translation.sentences import Sentences
 from flaxformer_mt.translation.tokenization import Tokenization
-from flaxformer_mt.vocab.pretrained import PretrainedMetadata, PretrainedVocab
+from flaxformer_mt.vocab.pretrained_vocab import PretrainedMetadata, PretrainedVocab
 
 GERMAN = DataConfig()
 MANY = DataConfig(dataset="a:en-de,b:en-fr,c:de-en")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.decoding.engine import TokenBudget
 from flaxformer_mt.decoding.forced_decoding import Pair, TokenScorer, Watched
+from flaxformer_mt.decoding.search_engine import TokenBudget
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.shapes import Batch

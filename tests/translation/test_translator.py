@@ -15,11 +15,11 @@ from fake_engine import fake_engine
 from make_translator import make_translator
 from tiny_experiment import change
 
-from flaxformer_mt import cpu
+from flaxformer_mt import processor
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.config.files import save_config
-from flaxformer_mt.decoding.engine import TokenBudget
 from flaxformer_mt.decoding.forced_decoding import Pair
+from flaxformer_mt.decoding.search_engine import TokenBudget
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.parallel import SplitParameters
@@ -415,7 +415,7 @@ def test_dtype_replaces_that_of_the_training(run_dir, translator, found_by_beam,
     )
     for vendor, flags, expected in processors:
         facts = {"vendor_id": vendor, "flags": flags}
-        monkeypatch.setattr(cpu, "_read_cpuinfo", lambda facts=facts: facts)
+        monkeypatch.setattr(processor, "_read_cpuinfo", lambda facts=facts: facts)
         assert load_trained(run_dir, checkpoint="10").config.model.dtype == expected
         assert load_trained(run_dir, checkpoint="10", dtype="bfloat16").config.model.dtype == "bfloat16"
 

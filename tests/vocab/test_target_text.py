@@ -15,8 +15,8 @@ from flaxformer_mt.data.corpus_diagnostics import describe_lost_text, find_lost_
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, Vocabs, load_vocabs, make_vocabs
 from flaxformer_mt.vocab.model_file import read_pieces, read_settings
-from flaxformer_mt.vocab.vocabulary import leave_out_invisible
-from flaxformer_mt.vocab.words import number_pieces
+from flaxformer_mt.vocab.sentencepiece_vocab import leave_out_invisible
+from flaxformer_mt.vocab.words_of_pieces import number_pieces
 
 NBSP, NARROW, IDEOGRAPHIC, ZWNJ, ZWSP, RLM = "\u00a0", "\u202f", "\u3000", "\u200c", "\u200b", "\u200f"
 

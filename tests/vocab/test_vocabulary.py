@@ -29,7 +29,7 @@ from flaxformer_mt.data.prepare import prepare
 from flaxformer_mt.data.token_store import Side, TokenStore
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, load_vocabs, make_vocabs
-from flaxformer_mt.vocab import vocabulary as vocab_module
+from flaxformer_mt.vocab import sentencepiece_vocab as vocab_module
 from flaxformer_mt.vocab.pretrained_tokenizers import JsonSegmenter
 from flaxformer_mt.vocab.shortlist import Shortlist
 from flaxformer_mt.vocab.symbols import check_language_tags, is_one_piece

@@ -147,7 +147,7 @@ def _load(
     """Return the engine of a model, what compiles its programs, and the name of its checkpoint."""
     changes: dict[str, Any] = {} if options.beam_size is None else {"beam_size": options.beam_size}
     if options.backend == "ctranslate2":
-        from flaxformer_mt.convert.ctranslate2.engine import load_engine
+        from flaxformer_mt.convert.ctranslate2.backend import load_engine
 
         changes |= {"split_sentences": options.split_sentences, "capitals": options.capitals}
         return load_engine(path, arriving=True, **changes), (), ""

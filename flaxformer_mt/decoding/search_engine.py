@@ -15,13 +15,13 @@ import jax
 import numpy as np
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
-from flaxformer_mt.cpu import core_count
 from flaxformer_mt.decoding.compiled_programs import Leaves, SearchPrograms, StatePrograms
 from flaxformer_mt.decoding.ensemble_members import Sources
 from flaxformer_mt.decoding.sentences import Candidates, Form, Sentence, SentenceArrays
-from flaxformer_mt.decoding.sizes import StateSizes, choose_batch_tokens, make_length_rule
+from flaxformer_mt.decoding.state_sizes import StateSizes, choose_batch_tokens, make_length_rule
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.parallel import SplitParameters, default_platform
+from flaxformer_mt.processor import core_count
 from flaxformer_mt.search import NO_LINE, UNLIMITED, SearchResult, Size, Symbols, search_width
 from flaxformer_mt.vocab.shortlist import Shortlist
 

@@ -25,7 +25,7 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.unicode_text import BLANKS
 from flaxformer_mt.vocab.model_file import SPACE
 from flaxformer_mt.vocab.pretrained_tokenizers import Kind, make_segmenter
-from flaxformer_mt.vocab.vocabulary import Vocab, check_unicode, clean_line
+from flaxformer_mt.vocab.sentencepiece_vocab import Vocab, check_unicode, clean_line
 
 
 def choose_pieces(pieces: Sequence[str], used: Iterable[int], *, always: Collection[int]) -> list[int]:

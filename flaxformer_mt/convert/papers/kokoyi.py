@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.convert.documents import post_norm
-from flaxformer_mt.convert.documents.post_norm import State, attend, linear, norm
 from flaxformer_mt.convert.name_table import FLAT_ROWS, HEAD_STACKED, SAME, Constant, Rule, read_names
 from flaxformer_mt.convert.network_fields import Field, value_of, write_options
+from flaxformer_mt.convert.papers import post_norm
+from flaxformer_mt.convert.papers.post_norm import State, attend, linear, norm
 from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, StateDictFormat, tensor_of
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs

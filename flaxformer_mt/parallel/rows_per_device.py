@@ -13,9 +13,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from flaxformer_mt.cpu import core_count
 from flaxformer_mt.parallel.devices import find_devices
-from flaxformer_mt.trees import gather_leaf
+from flaxformer_mt.parameter_trees import gather_leaf
+from flaxformer_mt.processor import core_count
 
 _AXIS = "rows"
 

@@ -12,7 +12,7 @@ from typing import Any
 from flaxformer_mt.config import LoraConfig, OptimConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.lora import FACTORS, is_matrix, is_table, matrix_sizes
-from flaxformer_mt.trees import flatten_tree, nest_leaves, unflatten_like
+from flaxformer_mt.parameter_trees import flatten_tree, nest_leaves, unflatten_like
 
 
 def is_frozen(path: str, patterns: Sequence[str]) -> bool:

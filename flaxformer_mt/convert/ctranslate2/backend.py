@@ -18,12 +18,12 @@ import flaxformer_mt
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.checks import check_n_best, check_search
 from flaxformer_mt.convert.formats import ImportOverrides, find_config, find_vocabs
-from flaxformer_mt.cpu import core_count
 from flaxformer_mt.decoding.sentences import Sentence
-from flaxformer_mt.decoding.sizes import LengthRule
+from flaxformer_mt.decoding.state_sizes import LengthRule
 from flaxformer_mt.errors import UserError, first_line
+from flaxformer_mt.processor import core_count
 from flaxformer_mt.runs.target_lengths import read_target_lengths
-from flaxformer_mt.translation.annotation import add_attention
+from flaxformer_mt.translation.alignment import add_attention
 from flaxformer_mt.translation.constraints import make_symbols
 from flaxformer_mt.translation.engine import Engine
 from flaxformer_mt.translation.letter_case import Capitals, choose_cases

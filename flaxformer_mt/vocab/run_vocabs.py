@@ -6,9 +6,9 @@ from pathlib import Path
 
 from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.vocab.pretrained import METADATA_NAME, PretrainedVocab
+from flaxformer_mt.vocab.pretrained_vocab import METADATA_NAME, PretrainedVocab
+from flaxformer_mt.vocab.sentencepiece_vocab import TextPairs, Vocab, normalize_like, train_model
 from flaxformer_mt.vocab.symbols import check_symbols
-from flaxformer_mt.vocab.vocabulary import TextPairs, Vocab, normalize_like, train_model
 
 _JOINT, _SOURCE, _TARGET = "joint.model", "source.model", "target.model"
 

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.convert import formats
-from flaxformer_mt.convert.documents import post_norm
-from flaxformer_mt.convert.documents.post_norm import State, attend, linear
 from flaxformer_mt.convert.foreign_files import check_network
 from flaxformer_mt.convert.formats import ImportOverrides, Outputs, Weights
 from flaxformer_mt.convert.name_table import TABLE_TOLERANCE, Constant, Rule, Tensors, read_names
@@ -34,6 +32,8 @@ from flaxformer_mt.convert.network_fields import (
     read_network,
     write_options,
 )
+from flaxformer_mt.convert.papers import post_norm
+from flaxformer_mt.convert.papers.post_norm import State, attend, linear
 from flaxformer_mt.convert.stored_tensors import as_arrays, attributes_of, load_checkpoint, take_tensors
 from flaxformer_mt.convert.torch.state_dicts import StateDictFormat, save_tensors, save_value, tensor_of
 from flaxformer_mt.errors import UserError

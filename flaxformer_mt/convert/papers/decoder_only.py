@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.convert.documents.post_norm import State, attend, is_future, linear
 from flaxformer_mt.convert.name_table import Constant, Rule, make_rule, read_names
 from flaxformer_mt.convert.network_fields import Field, write_options
+from flaxformer_mt.convert.papers.post_norm import State, attend, is_future, linear
 from flaxformer_mt.convert.torch.state_dicts import StateDictFormat, tensor_of
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
-from flaxformer_mt.cpu import host_memory
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.parallel import default_platform
 from flaxformer_mt.parallel.devices import device_memory
+from flaxformer_mt.processor import host_memory
 from flaxformer_mt.search import Size
 
 # Maximum number of candidates of a shortlist for each source token, besides those of all sentences.

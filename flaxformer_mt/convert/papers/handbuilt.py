@@ -5,8 +5,6 @@ from typing import Any
 from torch import Tensor
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.convert.documents import post_norm
-from flaxformer_mt.convert.documents.post_norm import State, attend, linear, norm
 from flaxformer_mt.convert.name_table import (
     CONVOLUTION_BOTH,
     LINEAR_LAYERS,
@@ -16,6 +14,8 @@ from flaxformer_mt.convert.name_table import (
     read_names,
 )
 from flaxformer_mt.convert.network_fields import Field, write_options
+from flaxformer_mt.convert.papers import post_norm
+from flaxformer_mt.convert.papers.post_norm import State, attend, linear, norm
 from flaxformer_mt.convert.torch.state_dicts import StateDictFormat, tensor_of
 from flaxformer_mt.model.positions import sinusoidal_table
 from flaxformer_mt.shapes import Batch

@@ -6,7 +6,7 @@ import numpy as np
 
 from flaxformer_mt.unicode_text import split_words
 from flaxformer_mt.vocab.model_file import SPACE
-from flaxformer_mt.vocab.vocabulary import Vocab
+from flaxformer_mt.vocab.sentencepiece_vocab import Vocab
 
 # The pieces of a space that is no piece itself: in a vocabulary of words, before a word that it lacks.
 SPACE_BYTES = [f"<0x{byte:02X}>" for byte in SPACE.encode()]
