@@ -222,8 +222,8 @@ def model_update(
     """Describe what the programs of an update cost.
 
     `milliseconds` is a model of the kernels, and None where no measured run backs it; `basis` says which do.
-    `computing_milliseconds` and `memory_milliseconds` are the operations of the model and the bytes of the kernels at the
-    rates of the data sheet.
+    `computing_milliseconds` and `memory_milliseconds` are the operations of the model and the bytes of the
+    kernels at the rates of the data sheet.
     """
     rows, source, length = longest_batch(config).shape
     flops = training_flops(config.model, padded_work(rows, source, length), target_size=target_size)

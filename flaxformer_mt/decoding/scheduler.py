@@ -1,7 +1,7 @@
 """The one scheduler of searches: which sentences enter which state when, and which calls the device makes.
 
-Sentences enter and leave the slots of states of a few sizes (`state_sizes.py`); a slot is a row of the state, and
-`search/continuous_batching.py` assigns rows to sentences on the device. A result is the same as if its
+Sentences enter and leave the slots of states of a few sizes (`state_sizes.py`); a slot is a row of the state,
+and `search/continuous_batching.py` assigns rows to sentences on the device. A result is the same as if its
 sentence were searched alone.
 """
 
