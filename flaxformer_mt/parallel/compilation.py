@@ -324,7 +324,7 @@ def _describe_surroundings() -> dict[str, Any]:
 
 # Of the package: what programs are traced from.
 _TRACED = ("model", "kernels", "search", "decoding", "training", "parallel") + tuple(
-    f"{name}.py" for name in ("losses", "shapes", "trees", "config/schema", "data/batch_array")
+    f"{name}.py" for name in ("losses", "shapes", "parameter_trees", "config/schema", "data/batch_array")
 )
 
 
