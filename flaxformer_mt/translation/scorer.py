@@ -239,7 +239,9 @@ def find_longest(config: Config) -> tuple[int, int]:
 
 def too_long(side: str, numbers: Sequence[int], longest: int) -> str:
     """Say that lines of a side are too long to be scored."""
-    return f"{side} {format_line_numbers(numbers)} is longer than {longest} tokens; split it into sentences"
+    verb, them = ("is", "it") if len(numbers) == 1 else ("are", "them")
+    named = format_line_numbers(numbers)
+    return f"{side} {named} {verb} longer than {longest} tokens; split {them} into sentences"
 
 
 def _refuse_counts(sources: int, targets: int) -> None:
