@@ -16,14 +16,19 @@ from flaxformer_mt.parallel import check_compiler_options, compilation, make_par
 from flaxformer_mt.parallel.compilation import compile_kept, keep_json, read_compiler_options
 
 ARGUMENTS = ({"weights": np.arange(3.0)}, np.arange(3, dtype=np.int32))
+_SHORTEST = "jax_persistent_cache_min_compile_time_secs"
 
 
 @pytest.fixture
 def folder(tmp_path):
-    name, before = "jax_compilation_cache_dir", jax.config.values["jax_compilation_cache_dir"]
-    jax.config.update(name, str(tmp_path))
+    # Nothing goes into JAX's own cache: a program that comes from there cannot be kept on a CPU.
+    changes = {"jax_compilation_cache_dir": str(tmp_path), _SHORTEST: float("inf")}
+    before = {name: jax.config.values[name] for name in changes}
+    for name, value in changes.items():
+        jax.config.update(name, value)
     yield tmp_path / "kept"
-    jax.config.update(name, before)
+    for name, value in before.items():
+        jax.config.update(name, value)
 
 
 def make(traced):
