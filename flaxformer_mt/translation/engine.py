@@ -182,8 +182,9 @@ class Engine:
                 if self._arriving:
                     return UserError(f"{_NOT_NUMBERS}; try an earlier checkpoint")
                 self._named["failed"].add(line.request.seed)
-            self.counts.update(step.counted for step in part.memory if step.counted)
-            part.translation = part.undo(part.translation)
+            if part.memory:
+                self.counts.update(step.counted for step in part.memory if step.counted)
+                part.translation = part.undo(part.translation)
         joined = join_parts(line, eos_id=self.vocabs.target.eos_id)
         if line.parts != [line]:
             joined = line.undo(joined)
