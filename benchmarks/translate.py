@@ -29,6 +29,8 @@ of every round, and the ratio of each variant of ours to the fastest variant of 
 precision of it, by medians; `best` is the ratio of the fastest variant of ours whose BLEU is at most 0.1
 lower. With --clock=processor, a second is one of processor time of all threads: such rates hardly depend on
 what else a machine does, but do not tell how well threads are used.
+`--account` prints what beam search of ours computes instead (account.py): steps, positions, bytes and time,
+and what the lines would cost without each loss. `--precisions=int8` chooses what is accounted for.
 With --shortlist=FILE, ours and CTranslate2 (its vmap) are also measured with a shortlist.
 `--tiny` runs everything with a toy model in seconds.
 """
@@ -103,6 +105,36 @@ def plan_batches(lengths: Sequence[int], search: SearchConfig, *, forced: bool) 
     return batches
 
 
+def make_task(options: argparse.Namespace, material: Material, folder: Path) -> dict[str, Any]:
+    """Return what the workers need as JSON values; the weights are in `folder`."""
+    search, forced = material.weights.config.search, options.setting == "news"
+    return {
+        "config": to_dict(material.weights.config),
+        "folder": str(folder),
+        "sentences": material.sentences,
+        "batches": plan_batches(list(map(len, material.sentences)), search, forced=forced),
+        "beam_size": BEAM,
+        "forced": forced,
+        "threads": options.threads,
+        "marian_python": options.marian_python,
+        "our_variants": our_variants(options),
+        "precisions": options.precisions,
+        "shortlist": str(options.shortlist or ""),
+        "target_lengths": None if forced or not options.run else read_target_lengths(options.run)[0],
+    }
+
+
+def make_account(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the account of our first variant, in this process."""
+    from account import account_for
+
+    use_cpu_cores_as_devices()
+    with tempfile.TemporaryDirectory() as name:
+        material = make_material(options, options.work or Path(name))
+        write_models(material.weights, Path(name), ["ours"])
+        return account_for(make_task(options, material, Path(name)))
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Measure the systems in turns; return the results as JSON values."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
@@ -111,23 +143,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         write_models(material.weights, folder, options.systems)
         if options.shortlist and "ctranslate2" in options.systems:
             shutil.copy(options.shortlist, folder / "ctranslate2" / "vmap.txt")
-        search, forced = material.weights.config.search, options.setting == "news"
-        task = {
-            "config": to_dict(material.weights.config),
-            "folder": str(folder),
-            "sentences": material.sentences,
-            "batches": plan_batches(list(map(len, material.sentences)), search, forced=forced),
-            "beam_size": BEAM,
-            "forced": forced,
-            "threads": options.threads,
-            "marian_python": options.marian_python,
-            "our_variants": our_variants(options),
-            "precisions": options.precisions,
-            "shortlist": str(options.shortlist or ""),
-            "target_lengths": None if forced or not options.run else read_target_lengths(options.run)[0],
-        }
         path = folder / "task.json"
-        path.write_text(json.dumps(task), encoding="utf-8")
+        path.write_text(json.dumps(make_task(options, material, folder)), encoding="utf-8")
         workers = {
             system: stack.enter_context(open_worker(Path(__file__), system, path, threads=options.threads))
             for system in options.systems
@@ -275,6 +292,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2, help="threads per system")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clock", choices=("wall", "processor"), default="wall", help="time of the rates")
+    parser.add_argument("--account", action="store_true", help="what ours computes, and what losses cost")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--width", type=int, choices=(64, 512), default=64, help="many: of the model")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -302,9 +320,10 @@ def main() -> None:
 
         serve(options.worker, json.loads(options.task.read_text(encoding="utf-8")))
         return
-    require_packages(options.systems)
+    if not options.account:
+        require_packages(options.systems)
     try:
-        print(json.dumps(measure(options), indent=2))
+        print(json.dumps((make_account if options.account else measure)(options), indent=2))
     except UserError as error:
         print_error(f"error: {error}")
         raise SystemExit(2) from None
