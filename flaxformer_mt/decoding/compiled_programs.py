@@ -196,18 +196,6 @@ class SearchPrograms:
             )
             return (found.owners, *jax.tree.leaves(found.state), *jax.tree.leaves(found.results))
 
-        def start(
-            function: Callable[..., Any], make_arguments: Callable[[], tuple[Any, ...]], *donate: int
-        ) -> "Future[Callable[..., Any]]":
-            def compile_one() -> Callable[..., Any]:
-                arguments = make_arguments()
-                program = self._jit(function, donate=() if keep else donate)
-                if not keep:
-                    return program.lower(*arguments).compile()
-                return compile_kept(program, arguments, [*facts, function.__name__, size], devices)
-
-            return _compilers().submit(compile_one)
-
         def make_states() -> tuple[Any, ...]:
             """Return the shapes of a state and of waiting sentences; for kept programs, nothing is traced."""
 
@@ -222,12 +210,33 @@ class SearchPrograms:
             )
 
         limits = [np.ones(self.parts, np.int32)] * 3
+        start = functools.partial(self._start, facts=[*facts, size] if keep else None, devices=devices)
         return StatePrograms(
             self.parts,
             empty=start(empty, lambda: ((), limits[0])),
             prefill=start(prefill, lambda: (params, *example)),
-            generate=start(generate, lambda: (params, *make_states(), *limits), 1),
+            generate=start(generate, lambda: (params, *make_states(), *limits), donate=(1,)),
         )
+
+    def _start(
+        self,
+        function: Callable[..., Any],
+        make_arguments: Callable[[], tuple[Any, ...]],
+        *,
+        donate: tuple[int, ...] = (),
+        facts: list[Any] | None,
+        devices: Sequence[jax.Device],
+    ) -> "Future[Callable[..., Any]]":
+        """Begin to compile a function, or to load the program that is kept for these facts; None: no facts."""
+
+        def compile_one() -> Callable[..., Any]:
+            arguments = make_arguments()
+            if facts is None:
+                return self._jit(function, donate=donate).lower(*arguments).compile()
+            program = self._jit(function, donate=())
+            return compile_kept(program, arguments, [*facts, function.__name__], devices)
+
+        return _compilers().submit(compile_one)
 
     def _jit(self, function: Callable[..., Any], *, donate: tuple[int, ...]) -> Any:
         if self._split is not None:
