@@ -175,7 +175,8 @@ class SearchPrograms:
         def read_all(sources: Sources, params: tuple[Any, ...]) -> State:
             if default_platform() != "cpu":
                 return self._read(params, sources, n_best)
-            blank = empty_rows(layouts()[1], Size(*sources.ids.shape, 1))
+            rows, source_length = sources.ids.shape
+            blank = empty_rows(layouts()[1], Size(rows, source_length, 1))
             return _read_in_shares(lambda own: self._read(params, own, n_best), sources, blank)
 
         def prefill(params: tuple[Any, ...], ids: Array, mask: Array, lines: Lines) -> Leaves:
@@ -227,7 +228,7 @@ class SearchPrograms:
         facts: list[Any] | None,
         devices: Sequence[jax.Device],
     ) -> "Future[Callable[..., Any]]":
-        """Begin to compile a function, or to load the program that is kept for these facts; None: no facts."""
+        """Begin to compile a function, or to load what is kept for these facts; None: it is not kept."""
 
         def compile_one() -> Callable[..., Any]:
             arguments = make_arguments()
