@@ -5,7 +5,6 @@ were read enter free rows, and decodes. Programs are compiled in threads; `Slots
 """
 
 import functools
-import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -56,8 +55,6 @@ Leaves = tuple[Array, ...]
 # Number of free rows that are refilled together, as a share of the rows: each refill takes time, and so do
 # steps with free rows. On accelerators a refill takes more than half the time of a step whatever its rows.
 _REFILL_SHARE, _ACCELERATOR_REFILL_SHARE = 24, 5
-# Shares in which a CPU reads sentences: there, rows that have none would take as long as the others.
-_CPU_SHARES = 8
 
 
 class StatePrograms:
@@ -172,15 +169,8 @@ class SearchPrograms:
         def empty(_: Any, rows: Array) -> Leaves:
             return (*jax.tree.leaves(empty_rows(layouts()[0], size)),)
 
-        def read_all(sources: Sources, params: tuple[Any, ...]) -> State:
-            if default_platform() != "cpu":
-                return self._read(params, sources, n_best)
-            rows, source_length = sources.ids.shape
-            blank = empty_rows(layouts()[1], Size(rows, source_length, 1))
-            return _read_in_shares(lambda own: self._read(params, own, n_best), sources, blank)
-
         def prefill(params: tuple[Any, ...], ids: Array, mask: Array, lines: Lines) -> Leaves:
-            return (*jax.tree.leaves(read_all(Sources(ids, mask, lines), params)),)
+            return (*jax.tree.leaves(self._read(params, Sources(ids, mask, lines), n_best)),)
 
         def generate(params: tuple[Any, ...], state: Leaves, waiting: Leaves, *limits: Array) -> Leaves:
             own, others = layouts()
@@ -310,25 +300,6 @@ class SearchPrograms:
         symbols, options = self._symbols, self._options
         steps = members.next_logits, members.attention
         return Search(steps[0], options, symbols, capacity, n_best, steps[1], shortlists), members
-
-
-def _read_in_shares(read: Callable[[Sources], State], sources: Sources, blank: State) -> State:
-    """Read a share of the rows at a time, as long as rows have sentences; the others stay blank."""
-    rows = len(sources.ids)
-    share = rows // math.gcd(rows, _CPU_SHARES)
-    if share == rows:
-        return read(sources)
-    count = (sources.lines.max_lengths > 0).sum()
-
-    def read_share(number: Array, found: State) -> State:
-        start = number * share
-        own = read(jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, share), sources))
-        return jax.tree.map(
-            lambda leaf, part: jax.lax.dynamic_update_slice_in_dim(leaf, part, start, 0), found, own
-        )
-
-    found: State = jax.lax.fori_loop(0, jnp.maximum(1, -(-count // share)), read_share, blank)
-    return found
 
 
 @functools.cache
