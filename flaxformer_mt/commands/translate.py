@@ -1,6 +1,6 @@
-"""The output of `translate`: its format, and a file that can be resumed, or a stream that cannot.
+"""The command `translate`: blocks of lines go to an engine or to workers, and their translations to the output.
 
-Contains the options that must be equal to resume an output file.
+Contains the options that must be equal to resume an output file, and how flags of searches are read.
 """
 
 import contextlib

@@ -135,9 +135,10 @@ class Engine:
                 waiting[line.request.n_best] += missing
             else:
                 self._finished.append(line)
-            for name, happened in (("split", "continues"), ("cut", "is_cut")):
-                if any(getattr(part, happened) for part in line.parts):
-                    self._named[name].add(line.request.seed)
+            if any(part.continues for part in line.parts):
+                self._named["split"].add(line.request.seed)
+            if any(part.is_cut for part in line.parts):
+                self._named["cut"].add(line.request.seed)
         for n_best, segments in waiting.items():
             self.backend.submit(segments, n_best=n_best)
 
