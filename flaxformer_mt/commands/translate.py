@@ -1,4 +1,4 @@
-"""The command `translate`: blocks of lines go to an engine or to workers, and their translations to the output.
+"""The command `translate`: blocks of lines go to an engine or to workers, and translations to the output.
 
 Contains the options that must be equal to resume an output file, and how flags of searches are read.
 """
