@@ -1,9 +1,7 @@
 """The command plot: figures hold the numbers they were given, and are files that the JSON names."""
 
-import errno
 import json
 import math
-import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -137,26 +135,6 @@ def test_mistakes_cost_one_message_and_write_nothing(tiny_run, one_stack, tmp_pa
     assert out == "" and told.startswith("error: ") and told.count("\n") == 1
     assert message.format(tmp=tmp_path) in told
     assert not (tiny_run / "plots").exists() and not list(tmp_path.rglob("*.png"))
-
-
-def test_a_folder_that_cannot_be_written_to_costs_one_message(tiny_run, tmp_path, capfd, monkeypatch):
-    """Before the run is loaded; a disk that fills up is told with the file, which stays as it was."""
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "access", lambda path, mode: path != tmp_path)
-        patch.setattr(plot_module, "load_trained", pytest.fail)
-        assert main(["plot", f"--run={tiny_run}", "--source=gu", f"--output={tmp_path / 'new'}"]) == 2
-        told = capfd.readouterr().err
-        assert told.startswith(f"error: output folder {tmp_path} cannot be written to: it is read-only")
-
-    def fill(path, target):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    (tmp_path / "training.png").write_bytes(b"earlier")
-    monkeypatch.setattr(os, "replace", fill)
-    assert main(["plot", f"--run={tiny_run}", f"--output={tmp_path}"]) == 2
-    told = capfd.readouterr().err
-    assert told.startswith(f"error: {tmp_path}/training.png: No space left on device; free")
-    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("training.png", b"earlier")]
 
 
 def test_a_checkpoint_whose_scores_are_not_numbers_is_named(one_stack, monkeypatch, capfd):

@@ -14,17 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tiny_experiment import quick_environment
 
-from flaxformer_mt.commands.flags import parse_flags
 from flaxformer_mt.commands.main import main
-from flaxformer_mt.commands.options import ServeOptions
 
 uvicorn = pytest.importorskip("uvicorn", reason="the server needs the extra serve")
-
-
-def test_several_runs_are_given_by_one_flag_each():
-    for flags in (["--run=a", "--run=b"], ["--run", "a", "--run=b"], ["--run=a,b"]):
-        options = parse_flags(ServeOptions, [*flags, "--port=1"], prog="serve")
-        assert [str(path) for path in options.run] == ["a", "b"] and options.port == 1
 
 
 def test_a_container_names_the_address_by_its_environment(monkeypatch, capsys):
