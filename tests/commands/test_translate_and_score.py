@@ -236,19 +236,14 @@ def untrained(tmp_path):
         (["--json", "--scores"], "--scores has no effect with --json"),
         (["--n_best=2", "--scores"], "--scores has no effect with --n_best"),
         (["--then=x", "--alignments=pieces"], "--then joins alignments of words"),
-        (["--capitals=no"], "--capitals is 'no'"),
         (["--unique"], "--unique has no effect without --n_best"),
         (["--n_best=2", "--token_scores"], "or give --json instead"),
         (["--scores", "--token_scores"], "leave out --scores"),
         (["--alignment_layer=0"], "--alignment_layer has no effect without --alignments or --json"),
         (["--alignment_head=0"], "--alignment_head has no effect without --alignments or --json"),
-        (["--alignments=letters"], "--alignments is 'letters' (allowed: words, pieces)"),
         (["--resume"], "--resume continues an output file"),
         (["--overwrite"], "--overwrite replaces an output file"),
         (["--resume", "--overwrite", "--output=x"], "--resume and --overwrite exclude each other"),
-        (["--window=0"], "--window is 0; it must be at least 1"),
-        (["--long_lines=splt"], "did you mean split?"),
-        (["--quantization=int4"], "--quantization is 'int4'; did you mean int8?"),
     ],
 )
 def test_flags_that_exclude_each_other(untrained, capfd, monkeypatch, flags, words):
@@ -274,7 +269,6 @@ def test_surplus_constraints_are_counted_before_the_run_is_loaded(untrained, cap
         (["--source=a", "--target=a", "--json", "--tokens"], "--tokens has no effect with --json"),
         (["--source=a", "--target=gone"], "input gone does not exist"),
         (["--source=a"], "--target is required"),
-        (["--source=a", "--target=a", "--length_penalty_kind=x"], "--length_penalty_kind"),
     ],
 )
 def test_what_score_refuses(untrained, capfd, flags, words):

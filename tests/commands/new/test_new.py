@@ -268,6 +268,13 @@ def test_scripts_and_characters_decide_the_vocabulary():
     assert chinese["vocab.size"] >= 7300 and chinese["vocab.character_coverage"] < 1
 
 
+def test_a_small_corpus_has_few_programs():
+    sizes = {"longest": 16, "width": 256, "row_multiple": 8, "count_updates": lambda fields: 100}
+    for pairs, is_few in ((19_999, True), (20_000, False)):
+        choices = choose_training(Corpus(pairs, pairs * 12, 12, 15), CPU, **sizes)
+        assert ("data.num_shapes" in [choice.name for choice in choices]) == is_few
+
+
 def test_text_of_a_config_is_python(tmp_path):
     odd = 'a "quoted" \\ back\\slash \u2028 é'
     choices = [
