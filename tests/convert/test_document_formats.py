@@ -17,6 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from test_huggingface import assert_same
 from tiny_experiment import change
 
 from benchmarks.originals import aiayn as aiayn_document
@@ -449,13 +450,7 @@ def test_our_own_copy_of_the_class_agrees_as_well(exported, compared):
 
 def test_export_and_import_give_the_same_bits(exported):
     case, weights, folder, _ = exported
-    again = FORMATS[case.format].make_format().read(folder, ImportOverrides())
-    assert again.config == weights.config
-    assert again.vocabs.source.fingerprint == weights.vocabs.source.fingerprint
-    assert again.leaves.keys() == weights.leaves.keys()
-    for path, leaf in weights.leaves.items():
-        assert again.leaves[path].dtype == np.float32
-        np.testing.assert_array_equal(again.leaves[path], leaf, err_msg=path)
+    assert_same(weights, FORMATS[case.format].make_format().read(folder, ImportOverrides()))
 
 
 def test_what_is_missing_extra_and_misshaped_is_in_one_message(exported, tmp_path):

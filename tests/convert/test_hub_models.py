@@ -1,6 +1,5 @@
 """Pretrained models of the Hub: the numbers and translations of transformers, and files given back."""
 
-import asyncio
 import dataclasses
 import json
 import random
@@ -425,10 +424,8 @@ def test_ctranslate2_translates_with_the_tags_of_languages(folders, tmp_path):
         assert found[number].tokens == tokens and found[number].text == translation.text
 
 
-def test_scores_alignments_long_lines_and_the_server_know_the_tags(folders):
-    from flaxformer_mt.commands.server.model_thread import ModelThread
-    from flaxformer_mt.commands.server.translations import direct
-    from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations
+def test_scores_alignments_and_long_lines_know_the_tags(folders):
+    from flaxformer_mt.translation.result import Annotations
     from flaxformer_mt.translation.scorer import Scorer
 
     weights = FORMAT.read(folders / "nllb", ImportOverrides())
@@ -455,13 +452,6 @@ def test_scores_alignments_long_lines_and_the_server_know_the_tags(folders):
     assert scored.tokens[0] == tags["eng_Latn"] and scored.token_log_probs[0] == 0
     prefixed = translator.translate([line], prefixes=["the"])[0]
     assert prefixed.tokens[0] == tags["eng_Latn"] and prefixed.text.startswith("the")
-    thread = ModelThread(translator.engine(arriving=True), "de-en")
-    try:
-        model = direct(thread, config.data)["de", "en"]
-        answer = asyncio.run(model.translate(line, n_best=1, annotations=NO_ANNOTATIONS))
-        assert answer.tokens == short.tokens
-    finally:
-        thread.stop()
 
 
 @pytest.mark.parametrize(("variant", "model_type"), [("all", "marian"), ("pre", "pegasus")])

@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
 from make_translator import make_translator
+from test_huggingface import assert_same, random_leaves
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, TrainConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
@@ -132,12 +133,7 @@ def make_weights(case: Case, vocabs: dict[bool, Vocabs]) -> Weights:
     """Random numbers everywhere, norms and biases too; large enough that translations vary."""
     config, chosen = make_config(case), vocabs[case.is_joint]
     shapes = shapes_of(config.model, source_size=chosen.source.size, target_size=chosen.target.size)
-    random = np.random.default_rng(0)
-    leaves = {
-        path: (path.endswith("scale") + 0.5 * random.normal(size=shape)).astype(np.float32)
-        for path, shape in shapes.items()
-    }
-    return Weights(config, chosen, leaves)
+    return Weights(config, chosen, random_leaves(shapes))
 
 
 class Written(NamedTuple):
@@ -187,12 +183,7 @@ def test_import_is_the_inverse_bit_for_bit(written, name):
     weights, folder = written[name]
     file = folder / (standalone_format.TENSORS_NAME if CASES[name].format is TORCH else STATE_NAME)
     for path, given in [(folder, ImportOverrides()), (file, ImportOverrides(weights.config, weights.vocabs))]:
-        back = CASES[name].format.read(path, given)
-        assert back.config == weights.config
-        assert back.vocabs.target.fingerprint == weights.vocabs.target.fingerprint
-        assert back.leaves.keys() == weights.leaves.keys()
-        for leaf, array in weights.leaves.items():
-            np.testing.assert_array_equal(back.leaves[leaf], array)
+        assert_same(weights, CASES[name].format.read(path, given))
 
 
 def test_all_files_have_the_same_access_rights(written):
