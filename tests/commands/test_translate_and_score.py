@@ -203,7 +203,7 @@ def test_parameters_that_are_not_finite_are_refused(tiny_run, tmp_path, capfd):
     "command",
     [
         ["translate", "--input=in"],
-        ["evaluate", "--source=in", "--reference=in"],
+        ["evaluate", "--source=in", "--reference=out"],
         ["backtranslate", "--input=in", "--output=made"],
         ["score", "--source=in", "--target=in"],
     ],
@@ -216,6 +216,7 @@ def test_dtype_and_quantization_reach_the_model(command, tiny_run, monkeypatch, 
     monkeypatch.setattr(Translator, "load", load)
     monkeypatch.setattr(Scorer, "load", load)
     write_lines("in", LINES)
+    write_lines("out", LINES)
     flags = {(): "None, None", ("--dtype=bfloat16",): "bfloat16, None"}
     if command[0] != "score":
         flags[("--quantization=int8",)] = "None, int8"

