@@ -41,7 +41,6 @@ def test_a_file_is_translated_by_an_export_and_resumed(tiny_run, tiny_text, tmp_
     capfd.readouterr()
     for flags, message in (
         (["--mbr=chrf"], "--mbr has no effect"),
-        (["--method=beam", "--coverage_penalty=0.3"], "search.coverage_penalty=0.3"),
         (["--method=sample", "--min_p=0.2"], "search.min_p=0.2"),
         (["--mbr_samples=9"], "--mbr_samples has no effect"),
         (["--stopping=exact"], "--stopping has no effect"),
@@ -51,7 +50,6 @@ def test_a_file_is_translated_by_an_export_and_resumed(tiny_run, tiny_text, tmp_
         (["--ray=auto"], "--ray has no effect with --backend=ctranslate2"),
         (["--length_bound=limit"], "--length_bound has no effect"),
         ([f"--run={tiny_run}"], "has no model.bin"),
-        (["--beam_size=0"], "beam_size"),
     ):
         assert main([*command, "--output=refused", *flags]) == 2
         error = capfd.readouterr().err

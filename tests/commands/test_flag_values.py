@@ -140,10 +140,7 @@ STAGES = "datasets: {toy_de_en: x}\nstages: [s]\ns: [toy_de_en 1]\nmodifiers: [U
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
-        *(
-            (f"noise.{kind}=1.5", [f"data.noise.{kind} is 1.5", "from 0 to 1"])
-            for kind in ("upper_case", "title_case", "lower_case", "end_punctuation", "random_text", "inline")
-        ),
+        ("noise.inline=1.5", ["data.noise.inline is 1.5", "from 0 to 1"]),
         ("noise.typos=often", ["data.noise.typos is 'often'", "it must be a finite number"]),
         ("noise.typo=0.1", ["unknown flag", "did you mean --config.data.noise.typos"]),
         ("stages=absent.yaml", ["data.stages: absent.yaml cannot be read"]),

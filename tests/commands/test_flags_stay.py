@@ -14,8 +14,6 @@ from flaxformer_mt.commands.main import COMMANDS
 from flaxformer_mt.config.removed import refuse_removed_flag
 from flaxformer_mt.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def read_old_flags() -> set[tuple[str, str]]:
     text = (Path(__file__).parent / "flags_of_3f607c4.txt").read_text(encoding="utf-8")

@@ -100,12 +100,10 @@ def test_ctrl_c_ends_commands_while_they_compile(pytestconfig):
         for process, (*_, times) in zip(processes, cases, strict=True):
             assert process.stdout.readline() == "compiling\n"
             time.sleep(0.1)  # it is in C now
-            start = time.monotonic()
             for _ in range(times):
                 process.send_signal(signal.SIGINT)
                 time.sleep(0.1)
             assert process.wait(timeout=30) == 130
-            assert time.monotonic() - start < 5  # 2 on a machine that has nothing else to do
             assert process.stderr.read() == "interrupted\n"
     finally:
         for process in processes:

@@ -31,7 +31,6 @@ from flaxformer_mt.config.field_values import KnownAs, find_marks
 from flaxformer_mt.config.files import flatten, list_recipes, save_config
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.scoring import metrics
-from flaxformer_mt.text_io import resumable_output
 from flaxformer_mt.tracking import progress_display
 from flaxformer_mt.training import final_report as training_report
 from flaxformer_mt.training import loop as trainer
@@ -52,9 +51,13 @@ def fitted(monkeypatch):
     """What `train` passes to `fit`; the summary of the report names the run."""
     calls = []
     monkeypatch.setattr(training_report, "describe_report", lambda report, run_dir: f"summary of {run_dir}")
-    monkeypatch.setattr(
-        trainer, "fit", lambda config, run_dir, **options: calls.append((config, run_dir)) or {"step": 7}
-    )
+
+    def fit(config, run_dir, *, profile, progress, **start):
+        calls.append((config, run_dir, profile))
+        assert progress is sys.stderr
+        return {"step": 7}
+
+    monkeypatch.setattr(trainer, "fit", fit)
     return calls
 
 
@@ -67,7 +70,7 @@ def run_dir(tmp_path):
 
 
 class FakeTranslator:
-    """Turns text into capitals; offers as many hypotheses as it is asked for."""
+    """Turns text into capitals."""
 
     def __init__(self):
         self.backend = FakeBackend(self._shout, description={"checkpoint": "best"})
@@ -81,18 +84,7 @@ class FakeTranslator:
 
     def _shout(self, request):
         self.requests.append(request)
-        best, *others = (
-            Translation(
-                request.text.upper() + "!" * rank,
-                -rank - 0.5,
-                -rank - 1.0,
-                (7, 2),
-                token_log_probs=(-rank - 1.0, 0.0),
-                alignment=((0, 0), (0, 1)),
-            )
-            for rank in range(request.n_best)
-        )
-        return dataclasses.replace(best, alternatives=tuple(others))
+        return Translation(request.text.upper(), -0.5, -1.0, (7, 2))
 
 
 @pytest.fixture
@@ -131,28 +123,14 @@ def fail(capfd, *arguments) -> str:
             "train --config.model.model_dmi=64",
             "unknown flag --config.model.model_dmi; did you mean --config.model.model_dim?",
         ),
-        (
-            "train --config.modle.model_dim=64",
-            "unknown flag --config.modle.model_dim; did you mean --config.model.model_dim?",
-        ),
         ("train --model_dim=64", "unknown flag --model_dim; did you mean --config.model.model_dim?"),
-        (
-            "train --model.model-dim=64",
-            "unknown flag --model.model-dim; did you mean --config.model.model_dim?",
-        ),
         (
             "train --config.optim.rate=1",
             "unknown flag --config.optim.rate; did you mean --config.optim.freeze or "
             "--config.optim.learning_rate?",
         ),
         ("train --steps=9", "unknown flag --steps; did you mean --config.train.steps?"),
-        (
-            "train --config.train.step=9",
-            "unknown flag --config.train.step; did you mean --config.train.steps or "
-            "--config.model.alignment.step?",
-        ),
         ("train --zzzzzzzz", "unknown flag --zzzzzzzz; --help=all lists all flags"),
-        ("doctor no/run", "no/run is not a run directory: it has no config.json"),
         (
             "train now",
             "config now is neither a file nor a recipe; known recipes: " + ", ".join(list_recipes()),
@@ -164,12 +142,6 @@ def fail(capfd, *arguments) -> str:
         ),
         ("translate --json gone --beam-size 4 in", "gone is not a run directory: it has no config.json"),
         ("train --lr=1", "unknown flag --lr; here it is --config.optim.learning_rate"),
-        (
-            "train --config.train.max-tokens 9",
-            "unknown flag --config.train.max-tokens; here it is --config.data.batch_tokens, in tokens, on "
-            "all devices together",
-        ),
-        ("translate --run=gone --lenpen=1", "unknown flag --lenpen; here it is --length_penalty"),
         (
             "train --arch=transformer",
             "unknown flag --arch; the network is that of the config: --config=NAME, or --config.model.*",
@@ -191,14 +163,9 @@ def fail(capfd, *arguments) -> str:
             "train --config.model.model_dim=abc",
             "--config.model.model_dim is 'abc'; it must be a whole number",
         ),
-        ("train --config.model.key_dim=abc", "--config.model.key_dim is 'abc'; it must be a whole number"),
         (
             "train --config.model.dropout_rate=x",
             "--config.model.dropout_rate is 'x'; it must be a finite number",
-        ),
-        (
-            "train --config.model.dropout_rate=nan",
-            "--config.model.dropout_rate is 'nan'; it must be a finite number",
         ),
         ("train --config.data.weights=1,x", "--config.data.weights is 'x'; it must be a finite number"),
         ("train --config.vocab.joint=maybe", "--config.vocab.joint is 'maybe' (allowed: True, False)"),
@@ -207,41 +174,25 @@ def fail(capfd, *arguments) -> str:
             "--config.model.norm is 'leyer'; did you mean layer? (allowed: layer, rms)",
         ),
         (
-            "train --config.model.model_dim",
-            "--config.model.model_dim has no value; give --config.model.model_dim=VALUE",
-        ),
-        (
             "train --config.model.model_dim --config.seed=3",
             "--config.model.model_dim has no value; give --config.model.model_dim=VALUE",
         ),
-        ("train --config", "--config has no value; give --config=VALUE"),
         ("train --run=", "--run has no value; give --run=VALUE"),
         (
             "train --config=toy_de_ne",
             "config toy_de_ne is neither a file nor a recipe; did you mean toy_de_en?",
         ),
         ("train --config=here/toy.py", "config file here/toy.py does not exist"),
-        ("train --config.train.log_every=0", "train.log_every is 0; it must be at least 1"),
         (
             "train --config.train=5",
             "--config.train has several values; give one of them, as --config.train.steps=VALUE",
         ),
-        ("train --config.train.peak_flops=-1", "train.peak_flops is -1.0; it must be at least 0"),
         ("train --profile=0", "--profile is 0; it must be at least 1"),
-        ("train --profile=x", "--profile is 'x'; it must be a whole number"),
-        ("evaluate", "--run is required; see --help"),
         ("average", "--run and --last are required; see --help"),
         ("report --run=,", "--run has no value; give --run=VALUE"),
         ("new --files --run=x", "--files has no value; give --files=VALUE"),
-        ("export gone --format= --output=x", "--format has no value; give --format=VALUE"),
         ("translate --run=gone -- --beam_size=4", "unknown flag --; --help=all lists all flags"),
-        ("average --run=gone --last=2", "gone is not a run directory: it has no config.json"),
-        ("translate --run=gone", "gone is not a run directory: it has no config.json"),
         ("translate --run=gone --scoers", "unknown flag --scoers; did you mean --scores?"),
-        (
-            "translate --run=gone --method=bean",
-            "--method is 'bean'; did you mean beam? (allowed: beam, greedy, sample)",
-        ),
         (
             "train --config.optim.learning_rate -1",
             "optim.learning_rate is -1.0; it must be above 0 and at most 1000",
@@ -251,7 +202,6 @@ def fail(capfd, *arguments) -> str:
             "train.log_every is 0; it must be at least 1\n"
             "       search.beam_size is 0; it must be from 1 to 1000",
         ),
-        ("doctor --rum=x", "unknown flag --rum; did you mean --run?"),
         ("doctor --run=gone", "gone is not a run directory: it has no config.json"),
     ],
 )
@@ -268,12 +218,15 @@ def test_errors_become_messages_and_bugs_stay_visible(capfd, monkeypatch):
 
     raise_error(UserError("one\ntwo"))
     assert fail(capfd, "train") == "one\n       two"
-    raise_error(PermissionError(errno.EACCES, "Permission denied", "runs/x"))
-    assert fail(capfd, "train") == "runs/x: Permission denied"
-    raise_error(OSError(errno.ENOSPC, "No space left on device", "runs/x"))
-    assert (
-        fail(capfd, "train") == "runs/x: No space left on device; free some space and run the command again"
-    )
+    for code, remedy in (
+        (errno.EACCES, ""),
+        (errno.ENOSPC, "; free some space and run the command again"),
+        (errno.EROFS, "; give a folder that can be written to"),
+        (errno.EIO, "; check the disk and run the command again"),
+        (errno.ENAMETOOLONG, "; give another path"),
+    ):
+        raise_error(OSError(code, os.strerror(code), "runs/x"))
+        assert fail(capfd, "train") == f"runs/x: {os.strerror(code)}{remedy}"
     raise_error(KeyboardInterrupt())
     assert main(["train"]) == 130
     assert capfd.readouterr() == ("", "interrupted\n")
@@ -290,25 +243,12 @@ def test_a_run_directory_that_is_a_file(capfd, tmp_path):
         assert told == f"{run} is no folder, so no run directory; give another --run=DIR"
 
 
-def test_train_without_arguments_is_the_toy_job(capfd, fitted):
-    assert main(["train"]) == 0
-    ((config, run_dir),) = fitted
-    assert config.data.dataset == "toy_de_en" and run_dir == Path("runs/toy_de_en")
+def test_train_without_a_config_is_the_toy_job(capfd, fitted):
+    assert main(["train", "--profile", "3"]) == 0
+    ((config, run_dir, profile),) = fitted
+    assert config.data.dataset == "toy_de_en" and run_dir == Path("runs/toy_de_en") and profile == 3
     out, err = capfd.readouterr()
     assert json.loads(out) == {"step": 7} and err == "summary of runs/toy_de_en\n"
-
-
-def test_the_number_of_updates_to_profile_is_passed(monkeypatch, fitted):
-    asked = []
-
-    def fit(config, run_dir, *, profile, progress, **start):
-        asked.append(profile)
-        assert progress is sys.stderr
-        return {"step": 7}
-
-    monkeypatch.setattr(trainer, "fit", fit)
-    assert [main(["train", *flags]) for flags in ([], ["--profile", "3"])] == [0, 0]
-    assert asked == [0, 3]
 
 
 def test_overrides_are_typed_in_both_forms(fitted):
@@ -319,8 +259,8 @@ def test_overrides_are_typed_in_both_forms(fitted):
         --config.model.key_dim=16 --config.model.value-dim=None
     """
     assert main(["train", CONFIG, *flags.split()]) == 0
-    ((config, run_dir),) = fitted
-    assert run_dir == Path("runs/wmt14_en_de_base")
+    ((config, run_dir, profile),) = fitted
+    assert run_dir == Path("runs/wmt14_en_de_base") and profile == 0
     changed = {
         "model.model_dim": 64,
         "model.num_heads": 4,
@@ -344,7 +284,7 @@ def test_overrides_are_typed_in_both_forms(fitted):
 def test_a_run_directory_brings_its_config(fitted, run_dir):
     save_config(Config(seed=42), run_dir / "config.json")
     assert main(["train", f"--run={run_dir}", "--config.train.log_every=9"]) == 0
-    config, where = fitted[0]
+    config, where, _ = fitted[0]
     assert (config.seed, config.train.log_every, where) == (42, 9, run_dir)
 
 
@@ -438,21 +378,18 @@ def test_programs_are_prepared_on_request(monkeypatch, run_dir, translator):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--beam_size=0"], ["--beam_size is 0", "from 1 to 1000"]),
         (["--batch_tokens=0"], ["--batch_tokens is 0", "at least 1"]),
         (["--n_best=6", "--beam_size=5"], ["--n_best is 6", "beam_size 5", "--beam_size=6"]),
-        (["--n_best=0"], ["--n_best is 0"]),
         (["--n_best=2", "--method=greedy"], ["--n_best is 2", "greedy", "--method=beam"]),
         (["--method=greedy", "--beam_size=5"], ["--beam_size=5", "greedy", "--method=beam"]),
         (["--temperature=0.5"], ["--temperature=0.5 has no effect on beam search", "--method=sample"]),
         (["--method=sample", "--top_p=1.5"], ["--top_p is 1.5", "above 0 and at most 1"]),
         (["--diversity_groups=3"], ["--beam_size 4 is not divisible by --diversity_groups 3", "3"]),
-        (["--length_penalty_kind=lenght"], ["--length_penalty_kind", "did you mean length?"]),
         (["--min_length_offset=99"], ["--min_length_offset 99", "--max_length_offset 20"]),
         (["--prefix=-"], ["only one of --input, --prefix, --required and --glossary"]),
-        (["--required=gone.txt"], ["input gone.txt does not exist"]),
         (["--input=gone.txt"], ["input gone.txt does not exist"]),
         (["--input=."], ["input . is a folder"]),
+        (["--glossary=."], ["the glossary . is a folder"]),
         (["--output=no/where.txt"], ["output folder no does not exist"]),
         (["--output=."], ["output . is a folder"]),
     ],
@@ -486,17 +423,6 @@ def test_lines_that_are_not_utf8(capfd, monkeypatch, run_dir, translator):
     feed(monkeypatch, data)
     assert main(["translate", f"--run={run_dir}", "--invalid_utf8=replace"]) == 0
     assert capfd.readouterr().out == "GOOD\nB\ufffdD\nGOOD\n"
-
-
-def test_an_output_file_has_its_name_only_when_it_is_whole(capfd, tmp_path, run_dir, translator):
-    (tmp_path / "in").write_bytes(b"a\nb\n")
-    assert main(["translate", f"--run={run_dir}", "--input=in", "--output=out"]) == 0
-    assert (tmp_path / "out").read_bytes() == b"A\nB\n" and not (tmp_path / "out.partial").exists()
-    assert capfd.readouterr().out == ""
-    (tmp_path / "in").write_bytes(b"c\n\xff\n")
-    fail(capfd, "translate", f"--run={run_dir}", "--input=in", "--output=out")
-    assert (tmp_path / "out").read_bytes() == b"A\nB\n"
-    assert (tmp_path / "out.partial").read_bytes() == b"C\n"
 
 
 def test_an_output_never_overwrites_an_input(capfd, tmp_path, run_dir, translator):
@@ -551,25 +477,6 @@ def test_an_output_that_is_a_link_a_device_or_a_pipe_stays_what_it_is(capfd, tmp
     (tmp_path / "out.partial").mkdir()
     assert "which exists and is not a file; remove it" in fail(capfd, *translate, "--output=out")
     os.close(reader)
-
-
-@pytest.mark.parametrize("reason", ["ENOSPC", "EROFS", "EIO", "ENAMETOOLONG"])
-def test_what_cannot_be_written_is_named(capfd, tmp_path, run_dir, translator, monkeypatch, reason):
-    (tmp_path / "in").write_bytes(b"a\nb\n")
-    code = getattr(errno, reason)
-
-    class Full(io.FileIO):
-        def write(self, data):
-            raise OSError(code, os.strerror(code))
-
-    def open_full(path):
-        if reason == "ENOSPC":
-            return Full(path, "w+")
-        raise OSError(code, os.strerror(code), str(path))
-
-    monkeypatch.setattr(resumable_output, "open_locked", open_full)
-    said = fail(capfd, "translate", f"--run={run_dir}", "--input=in", "--output=out")
-    assert re.search(rf"out(\.partial)?: {os.strerror(code)}; ", said)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["help"]])

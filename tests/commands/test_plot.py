@@ -1,9 +1,7 @@
 """The command plot: figures hold the numbers they were given, and are files that the JSON names."""
 
-import errno
 import json
 import math
-import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -19,7 +17,7 @@ from flaxformer_mt.commands.main import main
 from flaxformer_mt.commands.plot import training_panels
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig, VocabConfig
 from flaxformer_mt.config.files import save_config
-from flaxformer_mt.evaluation.plots import TokenAxis, draw_attention
+from flaxformer_mt.evaluation.plots import TokenAxis, draw_attention, draw_training
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.translation.translator import Translation, Translator
 
@@ -139,26 +137,6 @@ def test_mistakes_cost_one_message_and_write_nothing(tiny_run, one_stack, tmp_pa
     assert not (tiny_run / "plots").exists() and not list(tmp_path.rglob("*.png"))
 
 
-def test_a_folder_that_cannot_be_written_to_costs_one_message(tiny_run, tmp_path, capfd, monkeypatch):
-    """Before the run is loaded; a disk that fills up is told with the file, which stays as it was."""
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "access", lambda path, mode: path != tmp_path)
-        patch.setattr(plot_module, "load_trained", pytest.fail)
-        assert main(["plot", f"--run={tiny_run}", "--source=gu", f"--output={tmp_path / 'new'}"]) == 2
-        told = capfd.readouterr().err
-        assert told.startswith(f"error: output folder {tmp_path} cannot be written to: it is read-only")
-
-    def fill(path, target):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    (tmp_path / "training.png").write_bytes(b"earlier")
-    monkeypatch.setattr(os, "replace", fill)
-    assert main(["plot", f"--run={tiny_run}", f"--output={tmp_path}"]) == 2
-    told = capfd.readouterr().err
-    assert told.startswith(f"error: {tmp_path}/training.png: No space left on device; free")
-    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("training.png", b"earlier")]
-
-
 def test_a_checkpoint_whose_scores_are_not_numbers_is_named(one_stack, monkeypatch, capfd):
     failed = Translation("", -math.inf, -math.inf, ())
     monkeypatch.setattr(Translator, "translate", lambda self, lines: [failed for _ in lines])
@@ -182,6 +160,12 @@ def test_the_later_line_of_a_step_counts_and_curves_without_numbers_are_left_out
         "learning rate": {"training": ([50, 100], [0.1, 0.25])},
     }
     assert training_panels(records[-1:], 0.1) == {}
+
+
+def test_a_curve_of_a_hundred_points_shows_each_of_them():
+    curves = {str(count): ([*range(count)], [1.0] * count) for count in (100, 101)}
+    axes = draw_training({"loss": curves}, title="run").axes[0]
+    assert [line.get_marker() for line in axes.lines] == [".", ""]
 
 
 def test_all_layers_and_heads_are_one_figure_with_the_labels_that_have_room():

@@ -127,19 +127,17 @@ def test_ray_writes_the_bytes_of_one_process(command, capfd):
         (["--workers=2", "--input=-"], "--workers and --ray translate files; give --input=FILE"),
         (["--workers=2", "--checkpoint=77"], "checkpoint 77"),
         (["--ray=local"], "pip install"),
+        (
+            ["--workers=2", "--coordinator=a:1", "--processes=1", "--process=0"],
+            "--workers starts workers by itself and excludes --coordinator",
+        ),
     ],
 )
 def test_wrong_flags_are_refused_in_one_line(command, capfd, monkeypatch, flags, words):
+    monkeypatch.setattr("flaxformer_mt.parallel.processes.connect", lambda **flags: None)
     # As if Ray were not installed.
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "flaxformer_mt.workers.ray_actors", raising=False)
     assert main([*command, "--output=out", *flags]) == 2
     error = capfd.readouterr().err
     assert words in error and error.count("\n") == 1 and not Path("out").exists()
-
-
-def test_workers_and_processes_exclude_each_other(command, monkeypatch, capfd):
-    monkeypatch.setattr("flaxformer_mt.parallel.processes.connect", lambda **flags: None)
-    flags = ["--workers=2", "--coordinator=a:1", "--processes=1", "--process=0"]
-    assert main([*command, "--output=out", *flags]) == 2
-    assert "--workers starts workers by itself and excludes --coordinator" in capfd.readouterr().err

@@ -172,8 +172,6 @@ def test_arguments_of_a_beam_search(folder):
     ("options", "named"),
     [
         ({"mbr": "chrf"}, "search.mbr=chrf"),
-        ({"coverage_penalty": 0.2}, "search.coverage_penalty=0.2"),
-        ({"diversity_groups": 2, "beam_size": 4}, "search.diversity_groups=2"),
         ({"method": "sample", "min_p": 0.1}, "search.min_p=0.1"),
         ({"coverage_penalty": 0.2, "diversity_groups": 2}, "0.2, search.diversity_groups=2"),
     ],
@@ -197,7 +195,6 @@ def test_every_option_of_a_search_is_passed_on_or_refused_or_without_effect():
     ("file", "damage"),
     [
         ("model.bin", lambda content: content[: len(content) // 2]),
-        ("model.bin", lambda content: b""),
         ("model.bin", lambda content: bytes(len(content))),
         ("model.bin", lambda content: content[:40] + b"\xff" * 40 + content[80:]),
         ("shared_vocabulary.json", lambda content: b"{"),

@@ -17,6 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from test_huggingface import assert_same
 from tiny_experiment import change
 
 from benchmarks.originals import aiayn as aiayn_document
@@ -274,6 +275,7 @@ class Exported(NamedTuple):
 def exported(request, vocabs, tmp_path_factory) -> Exported:
     case = CASES[request.param]
     weights = make_weights(case, vocabs)
+    assert FORMATS[case.format].problems(weights.config) == []
     folder = tmp_path_factory.mktemp(request.param)
     write(weights, case.format, folder)
     return Exported(case, weights, folder, make_rows(weights))
@@ -448,13 +450,7 @@ def test_our_own_copy_of_the_class_agrees_as_well(exported, compared):
 
 def test_export_and_import_give_the_same_bits(exported):
     case, weights, folder, _ = exported
-    again = FORMATS[case.format].make_format().read(folder, ImportOverrides())
-    assert again.config == weights.config
-    assert again.vocabs.source.fingerprint == weights.vocabs.source.fingerprint
-    assert again.leaves.keys() == weights.leaves.keys()
-    for path, leaf in weights.leaves.items():
-        assert again.leaves[path].dtype == np.float32
-        np.testing.assert_array_equal(again.leaves[path], leaf, err_msg=path)
+    assert_same(weights, FORMATS[case.format].make_format().read(folder, ImportOverrides()))
 
 
 def test_what_is_missing_extra_and_misshaped_is_in_one_message(exported, tmp_path):
@@ -514,11 +510,6 @@ def test_what_a_document_cannot_express_is_refused_with_the_reason(name, changes
     assert len(problems) == 1 and problems[0].startswith(reason)
 
 
-@pytest.mark.parametrize("case", [*CASES.values(), *(Case(name, {}) for name in FORMATS)])
-def test_what_a_document_can_express_is_not_refused(case):
-    assert FORMATS[case.format].problems(make_config(case)) == []
-
-
 def test_a_language_model_may_read_padding_as_text():
     case = Case("decoder-only", {"padding_mask": "none"}, source_language="")
     assert decoder_only.FORMAT.problems(make_config(case)) == []
@@ -553,9 +544,8 @@ def test_tied_matrices_are_one_tensor_in_the_state_dict(vocabs, tmp_path):
         aiayn.FORMAT.read(tmp_path, ImportOverrides())
 
 
-def build_as_the_script(checkpoint: dict[str, Any]) -> Any:
-    settings = checkpoint["settings"]
-    module = aiayn_document.Transformer(
+def build_as_the_script(settings: argparse.Namespace, **more: Any) -> Any:
+    return aiayn_document.Transformer(
         settings.src_vocab_size,
         settings.trg_vocab_size,
         settings.src_pad_idx,
@@ -570,9 +560,8 @@ def build_as_the_script(checkpoint: dict[str, Any]) -> Any:
         n_layers=settings.n_layers,
         n_head=settings.n_head,
         dropout=settings.dropout,
-    )
-    module.load_state_dict(checkpoint["model"])
-    return module.eval()
+        **more,
+    ).eval()
 
 
 def translate_as_the_script(module: Any, source: Any, target: Any) -> Any:
@@ -603,7 +592,8 @@ def test_the_checkpoint_translates_in_the_projects_script_as_our_model(case, voc
     assert checkpoint.keys() == {"epoch", "settings", "model"} and type(checkpoint["epoch"]) is int
     batch = make_rows(weights)
     source, target = ids_of(batch)
-    module = build_as_the_script(checkpoint)
+    module = build_as_the_script(checkpoint["settings"])
+    module.load_state_dict(checkpoint["model"])
     with torch.no_grad():
         logits = build(aiayn_document.Transformer, tmp_path)(source, target).unflatten(0, target.shape)
         real = torch.from_numpy(batch.target_mask)
@@ -632,18 +622,11 @@ def train_as_the_project(path: Path, **options: Any) -> Any:
         dropout=0.1,
     )
     flags = {"proj_share_weight": True, "embs_share_weight": True, "scale_emb_or_prj": "prj"} | options
-    module = aiayn_document.Transformer(
-        *(settings[name] for name in ("src_vocab_size", "trg_vocab_size", "src_pad_idx", "trg_pad_idx")),
-        **{name: value for name, value in settings.items() if not name.endswith(("size", "idx"))},
-        d_inner=12,
-        trg_emb_prj_weight_sharing=flags["proj_share_weight"],
-        emb_src_trg_weight_sharing=flags["embs_share_weight"],
-        scale_emb_or_prj=flags["scale_emb_or_prj"],
-    )
     more = {"d_inner_hid": 12, "output_dir": "output", "cuda": False, "epoch": 400, "lr_mul": 2.0}
     namespace = argparse.Namespace(**settings, **flags, **more)
+    module = build_as_the_script(namespace, scale_emb_or_prj=flags["scale_emb_or_prj"])
     torch.save({"epoch": 3, "settings": namespace, "model": module.state_dict()}, path)
-    return module.eval()
+    return module
 
 
 def test_the_projects_own_checkpoint_comes_in(vocabs, tmp_path):
@@ -694,16 +677,6 @@ def test_files_that_are_no_checkpoint_of_the_project_are_refused(vocabs, tmp_pat
         ),
         ({"model": {}, "settings": wrong}, "d_model is '8'; it must be a whole number from 1 to 65536"),
         ({"model": {}, "settings": Path("x")}, "lacks d_word_vec, d_model, "),
-        ({"model": {}, "settings": argparse.Namespace(d_model=True)}, "lacks d_inner, n_layers, "),
-        (
-            {"model": {"x": torch.zeros(1).expand(10**12)}, "settings": wrong},
-            "has 4000000000000 bytes, but the file has",
-        ),
-        ({"model": {"x": torch.eye(2).to_sparse()}, "settings": wrong}, "x has the layout torch.sparse_coo"),
-        (
-            {"model": {}, "settings": argparse.Namespace(**sizes | {"n_layers": 10**9})},
-            "n_layers is '1000000000'; it must be a whole number from 1 to 1000",
-        ),
         (
             {"model": {}, "settings": argparse.Namespace(**sizes | {"n_head": 0})},
             "n_head is '0'; it must be a whole number from 1",

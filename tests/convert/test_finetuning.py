@@ -14,13 +14,12 @@ pytest.importorskip("transformers")
 
 from benchmarks.originals.tiny_hub import MAKERS
 from flaxformer_mt import Config, Translator, fit
-from flaxformer_mt.config import DataConfig, LoraConfig, OptimConfig, ParallelConfig, TrainConfig, VocabConfig
+from flaxformer_mt.config import DataConfig, LoraConfig, OptimConfig, ParallelConfig, TrainConfig
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.convert.import_run import import_run
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.parameter_trees import flatten_tree
 from flaxformer_mt.runs.load_run import load_trained
-from flaxformer_mt.vocab import PretrainedVocab
 
 WORDS = {"der": "the", "Hund": "dog", "Katze": "cat", "schläft": "sleeps", "heute": "today", "und": "and"}
 
@@ -93,24 +92,6 @@ def test_a_random_model_learns_and_goes_out_again(name, languages, tmp_path):
     exported = export_run(tmp_path / "tuned", format_name="hf", output=tmp_path / "out", checkpoint="last")
     assert exported["largest_difference"] < 1e-4 and "model.safetensors" in exported["files"]
     assert (tmp_path / "out" / "config.json").read_bytes() == (tmp_path / "hub" / "config.json").read_bytes()
-
-
-@pytest.mark.slow
-def test_a_new_vocabulary_replaces_the_pretrained_one(tmp_path):
-    MAKERS["t5"](tmp_path / "hub")
-    write_text(tmp_path / "text")
-    import_run(tmp_path / "hub", format_name="hf", run_dir=tmp_path / "base")
-    config = make_config(tmp_path, steps=2, freeze=("encoder/*", "decoder/*"))
-    config = dataclasses.replace(config, vocab=VocabConfig(kind="bpe", size=300))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fit(config, tmp_path / "tuned", init=str(tmp_path / "base"), new_vocab=True)
-    base, tuned = (load_trained(tmp_path / run, checkpoint="last") for run in ("base", "tuned"))
-    assert isinstance(base.vocabs.target, PretrainedVocab)
-    assert not isinstance(tuned.vocabs.target, PretrainedVocab) and tuned.vocabs.target.size == 300
-    before, after = flatten_tree(base.params), flatten_tree(tuned.params)
-    layers = [path for path in before if path.startswith(("encoder/", "decoder/"))]
-    assert layers and all(np.array_equal(before[path], after[path]) for path in layers)
 
 
 def test_languages_of_an_import(tmp_path):

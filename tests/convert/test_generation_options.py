@@ -41,12 +41,6 @@ def test_a_length_penalty_goes_out_as_it_is_where_both_are_of_one_kind(vocab, tm
         assert facts["length_penalty"] == expected
 
 
-def test_their_length_penalty_is_our_kind_length(vocab, tmp_path):
-    for settings, alpha in (({}, 1.0), ({"length_penalty": 1.0}, 1.0), ({"length_penalty": 0.6}, 0.6)):
-        search = read(vocab, tmp_path, num_beams=4, **settings)
-        assert (search.length_penalty, search.length_penalty_kind) == (alpha, "length")
-
-
 def test_options_of_theirs_come_in(vocab, tmp_path):
     piece = vocab.pieces([7])[0]
     with warnings.catch_warnings():
@@ -55,6 +49,7 @@ def test_options_of_theirs_come_in(vocab, tmp_path):
             vocab,
             tmp_path,
             num_beams=6,
+            length_penalty=0.6,
             early_stopping=True,
             no_repeat_ngram_size=3,
             min_length=5,
@@ -68,6 +63,7 @@ def test_options_of_theirs_come_in(vocab, tmp_path):
         )
     assert search == SearchConfig(
         beam_size=6,
+        length_penalty=0.6,
         length_penalty_kind="length",
         stopping="inexact",
         no_repeat_ngram=3,

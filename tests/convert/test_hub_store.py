@@ -80,6 +80,9 @@ def test_no_argument_of_the_library_is_advised(api, monkeypatch):
     monkeypatch.setattr(hub, "snapshot_download", find_nothing)
     with pytest.raises(UserError, match="LocalEntryNotFoundError: No snapshot.; check the network"):
         hub_store.fetch_model("a/b")
+    Api.error = RuntimeError("Could not determine home directory.")
+    with pytest.raises(UserError, match="RuntimeError: Could not determine home directory.; set HOME to a"):
+        hub_store.fetch_model("a/b")
 
 
 @pytest.mark.parametrize(
@@ -94,12 +97,6 @@ def test_failures_name_the_model_and_the_remedy(api, kind, remedy):
     assert issubclass(getattr(errors, kind), Exception)  # the errors of the library have these names
     Api.error = type(kind, (Exception,), {})("404 for url")
     with pytest.raises(UserError, match=rf"hf:a/b cannot be downloaded: {kind}: 404 for url; {remedy}"):
-        hub_store.fetch_model("a/b")
-
-
-def test_a_user_without_a_home_folder_is_told_to_set_one(api):
-    Api.error = RuntimeError("Could not determine home directory.")
-    with pytest.raises(UserError, match="RuntimeError: Could not determine home directory.; set HOME to a"):
         hub_store.fetch_model("a/b")
 
 

@@ -4,7 +4,6 @@ import collections
 import json
 import os
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -107,29 +106,55 @@ def test_fairseq_computes_what_its_twin_does(changes, modern, tmp_path):
     assert source.detokenize(source.tokenize(GERMAN[0])) == GERMAN[0]
 
 
-ONMT = {
-    "untied": {},
-    "all tied, gated, without biases": {
-        "share_embeddings": True,
-        "share_decoder_embeddings": True,
-        "pos_ffn_activation_fn": "silu",
-        "add_qkvbias": False,
-        "add_ffnbias": False,
-        "position_encoding_type": "SinusoidalConcat",
-    },
-    "output tied": {"share_decoder_embeddings": True, "pos_ffn_activation_fn": "gelu"},
+# The toolkit, its writer, and what this is given.
+TOOLKITS = {
+    "opennmt-py, untied": ("opennmt-py", write_onmt, onmt_options()),
+    "opennmt-py, all tied, gated, without biases": (
+        "opennmt-py",
+        write_onmt,
+        onmt_options(
+            share_embeddings=True,
+            share_decoder_embeddings=True,
+            pos_ffn_activation_fn="silu",
+            add_qkvbias=False,
+            add_ffnbias=False,
+            position_encoding_type="SinusoidalConcat",
+        ),
+    ),
+    "opennmt-py, output tied": (
+        "opennmt-py",
+        write_onmt,
+        onmt_options(share_decoder_embeddings=True, pos_ffn_activation_fn="gelu"),
+    ),
+    "eole, tied": ("eole", write_eole, eole_model(share_decoder_embeddings=True)),
+    "eole, untied": ("eole", write_eole, eole_model(share_decoder_embeddings=False)),
+    "joeynmt, pre-norm, output tied": ("joeynmt", write_joey, joey_config()),
+    "joeynmt, post-norm, all tied": (
+        "joeynmt",
+        write_joey,
+        joey_config(layer_norm="post", tied_embeddings=True, activation="swish"),
+    ),
+    "joeynmt, unscaled, untied": (
+        "joeynmt",
+        write_joey,
+        joey_config(tied_softmax=False, embeddings={"embedding_dim": 16, "scale": False}, activation="gelu"),
+    ),
 }
 
 
-@pytest.mark.parametrize("changes", ONMT.values(), ids=ONMT)
-def test_opennmt_py_computes_what_its_twin_does(changes, tmp_path):
-    twin = write_onmt(tmp_path / "model", onmt_options(**changes))
-    assert find_format_name(tmp_path / "model") == "opennmt-py"
-    weights = find_format("opennmt-py").read(tmp_path / "model", ImportOverrides())
+@pytest.mark.parametrize("case", TOOLKITS)
+def test_a_toolkit_computes_what_its_twin_does(case, tmp_path):
+    name, write, options = TOOLKITS[case]
+    twin = write(tmp_path / "model", options)
+    assert find_format_name(tmp_path / "model") == name
+    weights = find_format(name).read(tmp_path / "model", ImportOverrides())
     batch = batch_of(weights)
-    assert set(batch.target_in[:, 0]) == {2} and batch.source[0, batch.source_mask[0]][-1] == 3
-    lengths = as_ids(batch.source_mask.sum(1) - 1)
-    assert_same_logits(weights, batch, twin(as_ids(batch.source), lengths, as_ids(batch.target_in)))
+    lengths = () if name == "joeynmt" else (as_ids(batch.source_mask.sum(1) - 1),)
+    assert_same_logits(weights, batch, twin(as_ids(batch.source), *lengths, as_ids(batch.target_in)))
+    if name == "opennmt-py":
+        assert set(batch.target_in[:, 0]) == {2} and batch.source[0, batch.source_mask[0]][-1] == 3
+    if name == "joeynmt":
+        assert weights.config.data.source_language == "de"
 
 
 def test_sources_without_symbols_of_older_versions_of_opennmt_py(tmp_path):
@@ -182,37 +207,6 @@ def test_marian_computes_what_its_twin_does(changes, yml, tmp_path):
     line = GERMAN[0]
     assert weights.vocabs.source.detokenize(weights.vocabs.source.tokenize(line)) == line
     assert weights.vocabs.source.tokenize(line)[-1] == 0
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_eole_computes_what_its_twin_does(tied, tmp_path):
-    twin = write_eole(tmp_path / "model", eole_model(share_decoder_embeddings=tied))
-    assert find_format_name(tmp_path / "model") == "eole"
-    weights = find_format("eole").read(tmp_path / "model", ImportOverrides())
-    batch = batch_of(weights)
-    lengths = as_ids(batch.source_mask.sum(1) - 1)
-    assert_same_logits(weights, batch, twin(as_ids(batch.source), lengths, as_ids(batch.target_in)))
-
-
-JOEY = {
-    "pre-norm, output tied": {},
-    "post-norm, all tied": {"layer_norm": "post", "tied_embeddings": True, "activation": "swish"},
-    "unscaled, untied": {
-        "tied_softmax": False,
-        "embeddings": {"embedding_dim": 16, "scale": False},
-        "activation": "gelu",
-    },
-}
-
-
-@pytest.mark.parametrize("changes", JOEY.values(), ids=JOEY)
-def test_joeynmt_computes_what_its_twin_does(changes, tmp_path):
-    twin = write_joey(tmp_path / "model", joey_config(**changes))
-    assert find_format_name(tmp_path / "model") == "joeynmt"
-    weights = find_format("joeynmt").read(tmp_path / "model", ImportOverrides())
-    batch = batch_of(weights)
-    assert_same_logits(weights, batch, twin(as_ids(batch.source), as_ids(batch.target_in)))
-    assert weights.config.data.source_language == "de"
 
 
 def assert_ctranslate2_agrees(weights: Weights, folder: Path, pieces: list[list[str]]) -> None:
@@ -305,9 +299,7 @@ def write_all(root: Path) -> dict[str, Path]:
         ("fairseq", {"adaptive_softmax_cutoff": "100,200"}, "softmax_cutoff is '100,200'; supported"),
         ("fairseq", {"no_token_positional_embeddings": True}, "positional_embeddings is 'True'; supported"),
         ("fairseq", {"activation_fn": "tanh"}, "activation_fn is 'tanh'; supported: 'relu', 'gelu', "),
-        ("fairseq", {"decoder_attention_heads": 4}, "heads is 2 and decoder_attention_heads is 4; they must"),
         ("fairseq", {"task": "translation_multi_simple_epoch"}, "task is 'translation_multi_simple_epoch'"),
-        ("fairseq", {"encoder_layers": "2"}, "encoder_layers is '2'; it must be a whole number"),
         ("fairseq", {"encoder_embed_dim": None}, "lacks encoder_embed_dim; give the file of a complete"),
         ("onmt", {"copy_attn": True}, "copy_attn is 'True'; supported: False"),
         ("onmt", {"max_relative_positions": -1}, "max_relative_positions is '-1'; supported: 0"),
@@ -326,7 +318,6 @@ def write_all(root: Path) -> dict[str, Path]:
         ("marian", {"type": "s2s"}, "type is 's2s'; supported: 'transformer'"),
         ("joey", {"type": "recurrent"}, "type is 'recurrent'; supported: 'transformer'"),
         ("joey", {"alpha": 0.5}, "alpha is '0.5'; supported: 1"),
-        ("joey", {"activation": "tanh"}, "activation is 'tanh'; supported: 'relu', 'gelu', 'swish'"),
     ],
 )
 def test_what_a_toolkit_has_and_this_package_lacks_is_named(write, changes, message, tmp_path):
@@ -398,60 +389,29 @@ def test_vocabularies_that_contradict_a_model_are_refused(tmp_path):
         find_format("fairseq").read(folder, ImportOverrides())
 
 
-class FairseqDictionary:
-    """As in fairseq/data/dictionary.py: the ids of the four symbols never change."""
-
-    def __init__(self) -> None:
-        self.symbols: list[str] = []
-        self.indices: dict[str, int] = {}
-        self.bos, self.pad, self.eos, self.unk = map(self.add_symbol, ("<s>", "<pad>", "</s>", "<unk>"))
-
-    def add_symbol(self, word: str, overwrite: bool = False) -> int:
-        if word in self.indices and not overwrite:
-            return self.indices[word]
-        self.indices[word] = len(self.symbols)
-        self.symbols.append(word)
-        return self.indices[word]
-
-    def add_from_file(self, lines: list[str]) -> None:
-        for line in lines:
-            line, field = line.rstrip().rsplit(" ", 1)
-            overwrite = field == "#fairseq:overwrite"
-            self.add_symbol(line.rsplit(" ", 1)[0] if overwrite else line, overwrite)
-
-    def encode_line(self, line: str) -> list[int]:
-        return [self.indices.get(word, self.unk) for word in line.split()] + [self.eos]
+OVERWRITE = "0 #fairseq:overwrite"
 
 
 @pytest.mark.parametrize(
-    "lines",
+    ("lines", "hund", "der", "size"),
     [
-        ["Hund 9", "der 8"],
-        [
-            "<s> 0 #fairseq:overwrite",
-            "</s> 0 #fairseq:overwrite",
-            "<unk> 0 #fairseq:overwrite",
-            "Hund 9",
-            "der 8",
-        ],
-        ["<pad> 0 #fairseq:overwrite", "Hund 9", "<pad> 0 #fairseq:overwrite", "der 8"],
-        ["Hund 9", "der 8", "Hund 7 #fairseq:overwrite", "madeupword0000 0"],
+        (["Hund 9", "der 8"], 4, 5, 6),
+        ([*(f"{symbol} {OVERWRITE}" for symbol in ("<s>", "</s>", "<unk>")), "Hund 9", "der 8"], 7, 8, 9),
+        ([f"<pad> {OVERWRITE}", "Hund 9", f"<pad> {OVERWRITE}", "der 8"], 5, 7, 8),
+        (["Hund 9", "der 8", f"Hund {OVERWRITE}", "madeupword0000 0"], 6, 5, 8),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*has no SentencePiece model")
-def test_ids_of_a_dictionary_are_those_of_fairseq(lines, tmp_path):
-    """Symbols that are given again keep their ids: decoders start with those, and searches end at them."""
+def test_ids_of_a_dictionary_are_those_of_fairseq(lines, hund, der, size, tmp_path):
+    """As fairseq/data/dictionary.py gives them: a symbol that is given again has its last number as a word,
+    but decoders start with </s> at 2 and searches end there.
+    """
     (tmp_path / "dict.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    theirs = FairseqDictionary()
-    theirs.add_from_file(lines)
     read = fairseq._read_dictionary(tmp_path, None)
-    ours = read_vocabs(tmp_path, [read, read], languages_of([None, None])).target
-    assert [ours.bos_id, ours.pad_id, ours.eos_id, ours.unk_id, ours.size] == [
-        *(theirs.eos, theirs.pad, theirs.eos, theirs.unk),
-        len(theirs.symbols),
-    ]
-    for line in ("der Katze Hund", "Hund der", "Katze", ""):
-        assert ours.tokenize(line) == theirs.encode_line(line)
+    vocab = read_vocabs(tmp_path, [read, read], languages_of([None, None])).target
+    assert (vocab.bos_id, vocab.pad_id, vocab.eos_id, vocab.unk_id, vocab.size) == (2, 1, 2, 3, size)
+    assert vocab.tokenize("der Katze Hund") == [der, 3, hund, 2]
+    assert vocab.tokenize("") == [2]
 
 
 class Harmful:
@@ -501,7 +461,5 @@ def test_options_that_hold_themselves_are_refused_at_once(kind, tmp_path):
         for _ in range(40):
             value = [value, value]
     torch.save({"model": {"a": torch.ones(2)}, "args": {"activation_fn": value}}, tmp_path / "a.pt")
-    started = time.process_time()
     with pytest.raises(UserError, match="a.pt has more than 2097152 values, each list counted where"):
         load_checkpoint(tmp_path / "a.pt")
-    assert time.process_time() - started < 10

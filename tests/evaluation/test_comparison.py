@@ -83,19 +83,6 @@ def test_intervals_are_those_of_sacrebleus_own_bootstrap(systems, references):
         assert found[metric].p_value is None
 
 
-@pytest.mark.parametrize("paired", ["bootstrap", "approximate"])
-def test_a_better_system_differs_and_the_same_one_does_not(systems, references, paired):
-    capitals = [line.upper() for line in systems["good"]]
-    everyone = systems | {"same": list(systems["good"]), "capitals": capitals}
-    found = resample_scores(everyone, references, samples=100, paired=paired, trials=100)
-    _, bad, like, same, upper = found.systems
-    for metric in ("bleu", "chrf", "ter"):
-        assert bad[metric].p_value < 0.02
-        assert like[metric].p_value > 0.05
-        assert same[metric].p_value == 1
-    assert upper["ter"].p_value == 1 and upper["bleu"].p_value < 0.02  # TER has no regard to case
-
-
 def test_without_samples_randomization_has_no_intervals(systems, references):
     found = resample_scores(systems, references, samples=0, paired="approximate", trials=20)
     assert [row["bleu"].mean for row in found.systems] == [None] * 3
@@ -215,12 +202,9 @@ def test_what_cannot_be_compared_ends_with_one_line(runs, capfd, monkeypatch):
         (["--against=text"], "--against=text is a language model (its data.source_language is empty)"),
         (["--against=short.txt"], "short.txt has 2 lines, but test has 60 sentences"),
         (["--against=bad,like,bad"], "--against names bad twice; name it once"),
-        (["--bootstrap=-1"], "--bootstrap is -1; it must be 0 for no intervals, or at least 2"),
         (["--bootstrap=1"], "--bootstrap is 1; it must be 0 for no intervals, or at least 2"),
-        (["--bootstrap=many"], "--bootstrap is 'many'; it must be a whole number"),
         (["--against=bad", "--bootstrap=0"], "--bootstrap is 0, but comparing by paired bootstrap needs"),
         (["--paired=approximate"], "--paired=approximate has no effect without --against=RUN"),
-        (["--against=bad", "--paired=ar"], "--paired is 'ar'"),
         (["--against=bad", "--trials=9"], "--trials=9 has no effect without --against=RUN --paired=appro"),
         (["--against=bad", "--paired=approximate", "--trials=0"], "--trials is 0; it must be at least 1"),
     ]:

@@ -99,32 +99,21 @@ def test_uploaded_files_are_not_fetched_again(open_elsewhere, monkeypatch):
     assert not fetched and read_run(writer)["5"] == "five"
 
 
-def publish_new(copy: _Copy) -> None:
-    copy.publish(write_checkpoint(copy, 6, "new"))
-
-
-def publish_again(copy: _Copy) -> None:
-    copy.publish(write_checkpoint(copy, 5, "new"))
-
-
 def change_facts(copy: _Copy) -> None:
     folder = copy.root / "checkpoints" / "5"
     atomic_folder.replace_metadata(folder, {"text": "old", "scores": ", scored"})
     copy.publish(folder)
 
 
-def withdraw(copy: _Copy) -> None:
-    copy.withdraw(copy.root / "checkpoints" / "5")
-
-
 @pytest.mark.parametrize(
     ("change", "between", "after"),
     [
-        (publish_new, {"5": "old"}, {"5": "old", "6": "new"}),
-        (publish_again, {}, {"5": "new"}),
+        (lambda copy: copy.publish(write_checkpoint(copy, 6, "new")), {"5": "old"}, {"5": "old", "6": "new"}),
+        (lambda copy: copy.publish(write_checkpoint(copy, 5, "new")), {}, {"5": "new"}),
         (change_facts, {"5": "old"}, {"5": "old, scored"}),
-        (withdraw, {"5": "old"}, {}),
+        (lambda copy: copy.withdraw(copy.root / "checkpoints" / "5"), {"5": "old"}, {}),
     ],
+    ids=["new", "again", "facts", "withdrawn"],
 )
 def test_killed_at_any_object_a_checkpoint_is_whole(change, between, after, open_elsewhere, monkeypatch):
     """It is the old one or the new one; one that is written again may be absent between."""

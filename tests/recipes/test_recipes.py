@@ -1,6 +1,5 @@
 """`recipes/`: launch files that parse and start what they say; the pipeline, whenever it is killed."""
 
-import json
 import os
 import pickle
 import random
@@ -10,15 +9,13 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 from made_up_text import write_text
-from tiny_experiment import quick_environment
 
+from flaxformer_mt.commands import main
 from flaxformer_mt.commands.flags import parse_flags
 from flaxformer_mt.commands.options import TrainOptions
 from flaxformer_mt.config.files import save_config
@@ -157,6 +154,7 @@ COMMANDS = ["prepare", "train", "backtranslate", "train", "distil", "train", "ex
 STUB = """#!/bin/sh
 shift 2
 count=$(($(cat "$STUB/count") + 1)); echo $count > "$STUB/count"; echo "$1" >> "$STUB/log"
+echo "$*" >> "$STUB/calls"
 for flag; do case $flag in --run=*) run=${flag#*=} ;; --output=*) output=${flag#*=} ;; esac; done
 stop() { [ $count != "$(cat "$STUB/kill")" ] || kill -9 $PPID $$; }
 case $1 in
@@ -261,92 +259,9 @@ def test_every_step_runs_once_and_a_kill_changes_nothing(data, tmp_path):
     (data / "test.xx").unlink()
     found, log = run()
     assert (found.returncode, log) == (2, []) and found.stderr == f"error: {data}/test.xx does not exist\n"
-
-
-CONFIG = """import sys
-sys.path.insert(0, {tests!r})
-from pathlib import Path
-from tiny_experiment import make_tiny_config, change
-def get_config():
-    return change(make_tiny_config(Path({data!r}), Path({cache!r})), vocab=dict(size=44))
-"""
-# Files and entries that say when something was done, or how long it took.
-TIMES = (
-    "metrics.jsonl",
-    "config.json",
-    "settings.txt",
-    ".lock",
-    "report.json",
-    "report.html",
-    "corpus.json",
-    "history.jsonl",
-)
-
-
-@pytest.mark.slow
-def test_the_real_commands_killed_at_moments_of_chance_give_the_same_files(data, tmp_path):
-    pytest.importorskip("ctranslate2")
-    (tmp_path / "config.py").write_text(
-        CONFIG.format(tests=str(ROOT / "tests"), data=str(data), cache=str(tmp_path / "cache"))
-    )
-    settings = {
-        **{"PYTHON": sys.executable, "SOURCE": "xx", "TARGET": "yy", "CONFIG": "config.py"},
-        **{"PYTHONPATH": str(ROOT), "BACKTRANSLATE_FLAGS": "--window=8 --copies --max_repetitions=9"},
-        **{"DISTIL_FLAGS": "--window=8 --copies --max_repetitions=9", "MORE_SOURCES": "backtranslated"},
-        **{"STUDENT_FLAGS": "--config.model.ffn_dim=8 --config.train.steps=32"},
-    }
-    command = [str(PIPELINE), str(data), str(tmp_path / "mono.yy"), "work"]
-    options = {"env": quick_environment(**settings), "cwd": tmp_path, "start_new_session": True}
-
-    def finish():
-        start = time.monotonic()
-        assert subprocess.run(command, **options).returncode == 0
-        return time.monotonic() - start
-
-    finish()
-    (tmp_path / "work").rename(tmp_path / "expected")
-    seconds, generator, kills = finish(), random.Random(1), 0
-    expected = describe(tmp_path / "expected")
-    assert describe(tmp_path / "work") == expected
-    (tmp_path / "work").rename(tmp_path / "second")
-    while not (tmp_path / "work" / "scores" / "student.json").exists():
-        process = subprocess.Popen(command, **options)
-        try:
-            process.wait(timeout=generator.uniform(0.1, 0.4) * seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            kills += 1
-    finish()
-    assert kills >= 3
-    print(f"{kills} kills in {seconds:.0f} s of work")
-    assert describe(tmp_path / "work") == expected
-
-
-def describe(folder):
-    """The texts, models and scores of a pipeline, without times; of checkpoints the arrays."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        if path.is_dir() or path.name in TIMES or "/checkpoints/" in name:
-            continue
-        content = path.read_bytes()
-        if name.startswith("scores/"):
-            content = without_times(json.loads(content))
-        found[name] = content
-    for run in ("reverse", "teacher", "student"):
-        from flaxformer_mt.parameter_trees import flatten_tree
-        from flaxformer_mt.runs.load_run import load_named
-
-        params = flatten_tree(load_named(str(folder / run)).params)
-        found |= {f"{run} {name}": np.asarray(leaf).tobytes() for name, leaf in params.items()}
-        report = json.loads((folder / run / "report.json").read_text())
-        found[run] = {"step": report["step"], "test": without_times(report["test"])}
-    return found
-
-
-def without_times(values):
-    return {key: value for key, value in values.items() if "second" not in key}
+    for call in {*(stub / "calls").read_text().splitlines()}:
+        command, *flags = call.split()
+        parse_flags(main.COMMANDS[command].options, flags, prog=command)
 
 
 def test_the_pickle_for_document_003_has_the_ids_of_the_vocabulary(tiny_run, tmp_path, monkeypatch):

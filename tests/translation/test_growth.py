@@ -4,13 +4,10 @@ import pytest
 from fake_engine import read_lines
 from growth import growth
 
-from flaxformer_mt.translation.copied_text import is_copied
 from flaxformer_mt.translation.glossary import Glossary
-from flaxformer_mt.translation.language_tags import LineTags, find_language_tags
 from flaxformer_mt.translation.letter_case import put_back
 from flaxformer_mt.translation.result import Annotations
 from flaxformer_mt.translation.steps import make_steps
-from flaxformer_mt.unicode_text import find_case, is_blank, lacks_spaces, spell
 
 TEXTS = {
     "parentheses": "(",
@@ -36,25 +33,6 @@ TERMS = {"x": "y", "der alte": "x", "der alte Hund " * 10: "y"} | {
 @pytest.mark.parametrize("text", TEXTS)
 def test_terms_are_found_in_linear_time(text):
     assert growth(Glossary.make(TERMS).find, lambda size: TEXTS[text] * size) < 1.6
-
-
-READERS = {
-    function.__name__: function
-    for function in (
-        spell,
-        is_blank,
-        lambda text: lacks_spaces([text]),
-        find_case,
-        find_language_tags,
-        is_copied,
-    )
-} | {"tags": lambda text: LineTags(">>fr<< ", (">>fr<<",)).find([text])}
-
-
-@pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("reader", READERS)
-def test_texts_are_looked_at_in_linear_time(reader, text):
-    assert growth(READERS[reader], lambda size: TEXTS[text] * size) < 1.6
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import dataclasses
 import random
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -217,19 +216,6 @@ def test_the_page_names_what_placeholders_are():
         assert carry(f"Der Hund {placeholder} bellt.") == f"Der Hund {placeholder} bellt."
 
 
-def test_no_element_that_had_words_comes_back_empty():
-    dice = random.Random(11)
-    for _ in range(1000):
-        words = dice.randrange(1, 12)
-        line, spans = make_line(dice, words)
-        text = " ".join("word" for _ in range(dice.randrange(1, 9)))
-        alignment = [(dice.randrange(words), dice.randrange(9)) for _ in range(dice.randrange(12))]
-        result = put_back(take_out(line), text, alignment)
-        check_balanced(result)
-        for _, _, name in spans:
-            assert "word" in re.search(f"<{name}>(.*)</{name}>", result)[1], (line, result)
-
-
 def make_line(dice: random.Random, words: int) -> tuple[str, list[tuple[int, int, str]]]:
     """A line of numbered words with elements, tags without content and placeholders; the elements' words."""
     opens: list[str] = [""] * words
@@ -265,9 +251,9 @@ def check_balanced(text: str) -> None:
     assert not stack, text
 
 
-def test_five_hundred_lines_stay_balanced_and_their_tags_in_place():
+def test_a_thousand_lines_stay_balanced_and_their_tags_around_words():
     dice = random.Random(7)
-    for number in range(500):
+    for number in range(1000):
         words = dice.randrange(1, 12)
         line, spans = make_line(dice, words)
         marked = take_out(line)
@@ -289,17 +275,11 @@ def test_five_hundred_lines_stay_balanced_and_their_tags_in_place():
         check_balanced(result)
         assert sorted(m[0] for m in TAG.finditer(result)) == sorted(m[0] for m in TAG.finditer(line))
         assert "".join(TAG.sub("", result).split()) == "".join(text.split())
-        if number % 2 == 0:
-            for start, end, name in spans:
-                inside = re.search(f"<{name}>(.*)</{name}>", result)[1]
+        for start, end, name in spans:
+            inside = re.search(f"<{name}>(.*)</{name}>", result)[1]
+            assert not text or re.search("[a-z]", TAG.sub("", inside), re.I), (line, result)
+            if number % 2 == 0:
                 assert sorted(re.findall(r"W\d+", inside)) == sorted(f"W{n}" for n in range(start, end + 1))
-
-
-def test_hostile_markup_takes_no_time_and_stays_whole():
-    started = time.process_time()
-    for line in ("<b>" * 900 + "x" + "</b>" * 900, "<a '" * 900, "<!--" * 900, "{" * 900, "%(" * 900):
-        assert carry(line).replace(" ", "") == line.replace(" ", "")
-    assert time.process_time() - started < 5
 
 
 SENTENCE = "Der Mann liest ein Buch und die Frau sieht den Hund. "
@@ -352,8 +332,9 @@ def test_the_best_run_is_the_best_of_all_runs():
 
 
 @pytest.mark.parametrize("unit", ["</b>", "<a ", "<a '", '<a b=">" ', "{n,plural,", "{{", "%(", "&#"])
-def test_markup_that_does_not_end_is_read_once(unit):
+def test_markup_that_does_not_end_is_read_once_and_stays_whole(unit):
     assert growth(take_out, lambda n: unit * n) < 1.6
+    assert carry(unit * 900).replace(" ", "") == unit.replace(" ", "") * 900
 
 
 def test_the_step_asks_for_alignments_and_drops_them_unless_they_are_wanted():

@@ -118,11 +118,9 @@ def test_wrong_numbers_and_flags_are_refused(tiny_run, capsys):
         check_n_best(SearchConfig(method="sample", mbr="chrf"), 33)
     samples = ["--method=sample", "--mbr=chrf"]
     for flags, message in (
-        ([*samples, "--mbr_samples=0"], "--mbr_samples is 0; it must be from 1"),
         ([*samples, "--beam_size=8"], "--beam_size=8 has no effect on sample search"),
         (["--mbr=chrf", "--mbr_samples=8"], "--mbr_samples=8 has no effect on beam search; give --method="),
         (["--method=sample", "--mbr_samples=8"], "--mbr_samples=8 has no effect without --mbr"),
-        (["--mbr=chrf", "--top_k=3"], "--top_k=3 has no effect on beam search"),
         ([*samples, "--n_best=40"], "--n_best is 40, but --mbr chooses among --mbr_samples=32"),
         (["--mbr=chrf", "--n_best=40"], "--n_best is 40, but beam search with beam_size 2 keeps 2"),
         (["--mbr=chrf", "--method=greedy"], "--mbr is chrf, but --method is greedy, which finds one"),
@@ -198,12 +196,9 @@ def test_translations_are_reranked_and_wrong_scorers_are_one_line(tiny_run, tmp_
             "--rerank is size, but --method is greedy, which has no list",
         ),
         (["--rerank_weight=1"], "--rerank_weight 1.0 has no effect without search.rerank"),
-        (["--rerank=size", "--rerank_weight=-1"], "--rerank_weight is -1.0; it must be above 0"),
         ([scorer], "--scorer defines size, which nothing uses; name it by --rerank"),
         (["--rerank=size", scorer, scorer], "--scorer defines size twice"),
-        (["--scorer"], "--scorer has no value"),
         (["--scorer_timeout=5"], "--scorer_timeout has no effect without --scorer"),
-        (["--scorer_timeout=0", scorer], "--scorer_timeout is 0.0; it must be above 0"),
         (["--mbr=chfr"], "search.mbr names the score 'chfr'"),
         (["--rerank=size", "--scorer=size=false"], "scorer size (false) ended with status 1 after 0 of "),
     ):

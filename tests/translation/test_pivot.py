@@ -10,7 +10,7 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation import sentences as sentences_module
 from flaxformer_mt.translation.copied_text import CopiedText
 from flaxformer_mt.translation.glossary import Glossary
-from flaxformer_mt.translation.pivot import PivotEngines, PivotLine, choose_pivot, join_alignments
+from flaxformer_mt.translation.pivot import PivotEngines, choose_pivot, join_alignments
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import Annotations
 
@@ -97,14 +97,6 @@ def test_alignments_and_markup_pass_through_the_pivot(shared_translator, second,
         assert all(found.text.count(one) == 1 for one in ("<b>", "</b>", "{0}")) and found.alignment is None
     without = found.text.replace("<b>", "").replace("</b>", "").replace("{0}", "")
     assert without.split() and "<" not in without
-
-
-def test_a_placeholder_may_begin_a_sentence(shared_translator, second):
-    line = "Der Hund. {0} der Hund."  # whose second sentence has no capital without it
-    engine, request = shared_translator.engine(), Request(line, annotations=Annotations(markup=True))
-    pivot = PivotLine(request, choose_pivot(shared_translator.config.data, second().config.data), apart=True)
-    for read in engine.read([request, pivot.first]):
-        assert [part.text for part in read.parts] == ["Der Hund. ", "der Hund."]
 
 
 def test_prefixes_and_phrases_are_those_of_the_last_language(shared_translator, second):

@@ -1,11 +1,8 @@
 """Requests in, translations out: an engine is driven by `submit` and `step`, as docs/api.md shows."""
 
-import concurrent.futures
 import dataclasses
 import pickle
-import random
 import threading
-import time
 
 import pytest
 from fake_engine import FakeBackend, fake_engine
@@ -119,42 +116,3 @@ def test_a_request_whose_client_has_left_is_not_read():
     assert backend.windows == [1] and isinstance(thread.failure, Stopped)
     with pytest.raises(Stopped):
         thread.submit(Request("after")).result(30)
-
-
-def test_a_thread_is_ready_when_its_preparation_has_ended():
-    go = threading.Event()
-
-    def prepare():
-        while not go.wait(0.01):
-            yield 0  # others compile
-
-    thread = ModelThread(fake_engine(shout), preparation=prepare())
-    assert thread.submit(Request("a")).result(30).text == "A" and not thread.is_ready
-    go.set()
-    while not thread.is_ready:
-        time.sleep(0.01)
-    assert thread.submit(Request("b")).result(30).text == "B"
-    thread.stop()
-
-
-def test_of_10_000_requests_of_64_clients_none_is_lost_or_mixed():
-    class Slow(FakeBackend):
-        """Answers some of what waits, in any order."""
-
-        def step(self, *, more=False):
-            dice.shuffle(self.waiting)
-            rest = self.waiting[: len(self.waiting) // 2]
-            self.waiting = self.waiting[len(self.waiting) // 2 :]
-            answers = super().step()
-            self.waiting = rest
-            return answers
-
-    dice, thread = random.Random(1), ModelThread(fake_engine(Slow(shout)))
-
-    def ask(number):
-        return thread.submit(Request(f"line {number}", seed=number)).result(60)
-
-    with concurrent.futures.ThreadPoolExecutor(64) as clients:
-        answers = list(clients.map(ask, range(10_000)))
-    thread.stop()
-    assert [(one.text, one.tokens) for one in answers] == [(f"LINE {n}", (n,)) for n in range(10_000)]

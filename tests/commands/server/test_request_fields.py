@@ -1,9 +1,9 @@
 """Bodies of requests: JSON and both forms give the same fields, and all else is refused with a reason."""
 
 import contextlib
-import time
 
 import pytest
+from growth import growth
 
 pytest.importorskip("pydantic", reason="the server needs the extra serve")
 from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest, read_fields
@@ -63,18 +63,15 @@ def test_parts_of_forms_as_clients_write_them():
 
 
 def test_a_form_is_read_in_linear_time():
-    def measure(size: int) -> float:
-        heads = [b'name="' + b'"' * size, b"name=" + b"(" * size, b"; \t" * (size // 3)]
-        bodies = [part(head, b"") for head in heads] + [part(b"name=q", b"") * (size // 40)]
-        bodies += [part(b"name=q", mark * size) for mark in (b"\r", b"\r\n--", b"-")]
-        start = time.process_time()
-        for body in bodies:
-            with contextlib.suppress(Refusal):
-                read_fields(body, PARTS)
-        return time.process_time() - start
+    def read(body: bytes) -> None:
+        with contextlib.suppress(Refusal):
+            read_fields(body, PARTS)
 
-    small, large = (min(measure(size) for _ in range(3)) for size in (25_000, 200_000))
-    assert large < 24 * small, "eight times as much takes eight times as long, and not 64 times"
+    for head, mark in ((b'name="', b'"'), (b"name=", b"("), (b"", b"; \t")):
+        assert growth(read, lambda size, head=head, mark=mark: part(head + mark * size, b"")) < 1.6
+    assert growth(read, lambda size: part(b"name=q", b"") * size) < 1.6
+    for mark in (b"\r", b"\r\n--", b"-"):
+        assert growth(read, lambda size, mark=mark: part(b"name=q", mark * size)) < 1.6
 
 
 @pytest.mark.parametrize(
@@ -119,11 +116,9 @@ def test_fields_that_are_refused():
         (413, "11 texts", {"q": [""] * 11}),
         (413, "11 characters in 1 texts and the glossary", {"glossary": "a\t" + "b" * 8}),
         (400, "source is missing", {"source": ...}),
-        (400, "target is missing", {"target": ""}),
         (400, r"target is \['en'\]", {"target": ["en"]}),
         (400, "'text' or 'html'", {"format": "pdf"}),
         (400, "greater than or equal to 0", {"alternatives": -1}),
-        (400, "greater than or equal to 1", {"n_best": 0}),
         (400, "valid integer", {"n_best": "two"}),
         (400, "'words' or 'pieces'", {"alignments": "letters"}),
         (400, "scores is 3: Input should be a valid boolean", {"scores": 3}),
