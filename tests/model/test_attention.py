@@ -11,9 +11,7 @@ import pytest
 from numpy.random import default_rng
 from tiny_experiment import random_layer_params
 
-from flaxformer_mt.config import Config, ModelConfig
-from flaxformer_mt.config.checks import validate
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.kernels import Kernels, MaskRule, choose_kernels
 from flaxformer_mt.kernels.attention_kernels import (
     attend,
@@ -276,19 +274,3 @@ def test_the_choice_of_a_kernel_is_explained():
     ]:
         kind, why = explain("cuda", **changes)
         assert kind == "plain" and reason in why, (changes, why)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"attention": "cudnn", "dtype": "bfloat16"}, "model.attention_dropout_rate=0"),
-        (
-            {"attention": "cudnn", "attention_dropout_rate": 0.0},
-            "model.attention cudnn needs model.dtype bfloat16",
-        ),
-    ],
-)
-def test_an_attention_that_could_never_be_used_is_refused(changes, message):
-    with pytest.raises(UserError, match=message):
-        validate(Config(model=ModelConfig(**changes)))
-    validate(Config(model=ModelConfig(attention="cudnn", attention_dropout_rate=0.0, dtype="bfloat16")))

@@ -25,7 +25,6 @@ from flaxformer_mt.text_io import throughput
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.training.final_report import describe_report
 from flaxformer_mt.training.loop import fit
-from flaxformer_mt.translation import translator
 from flaxformer_mt.translation.scorer import generate_text
 from flaxformer_mt.vocab import load_vocabs
 
@@ -68,23 +67,28 @@ def run(tmp_path_factory) -> tuple[Path, Config, dict[str, Any]]:
 def score_by_definition(run_dir: Path, config: Config, lines: list[str], step: int) -> tuple[float, int]:
     """The mean of -log p(token | those before it) over all tokens and ends, and how many they are."""
     vocab = load_vocabs(run_dir / "vocab").target
-    params, _ = Checkpoints(run_dir).restore_params(step)
     ids = [vocab.tokenize(line) for line in lines]
-    tokens = np.full((len(ids), 1 + max(map(len, ids))), vocab.pad_id, np.int32)
+    tokens = np.full((len(ids), max(map(len, ids))), vocab.pad_id, np.int32)
     for row, sentence in enumerate(ids):
-        tokens[row, : 1 + len(sentence)] = [vocab.bos_id, *sentence]
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    none = np.zeros((len(ids), 0), np.int32)
-    batch = Batch(none, inputs, targets, none.astype(bool), np.ones(inputs.shape, bool))
-    model = make_model(config.model, source_size=0, target_size=vocab.size)
-    logits = jax.jit(lambda p, b: model.apply({"params": p}, b, deterministic=True))(params, batch)
-    log_probabilities = np.asarray(jax.nn.log_softmax(logits), np.float64)
+        tokens[row, : len(sentence)] = [vocab.bos_id, *sentence[:-1]]
+    log_probabilities = compute_log_probabilities(run_dir, config, tokens, step)
     total, count = 0.0, 0
     for row, sentence in enumerate(ids):
         for place, token in enumerate(sentence):
             total -= log_probabilities[row, place, token]
             count += 1
     return total / count, count
+
+
+def compute_log_probabilities(run_dir: Path, config: Config, inputs: np.ndarray, step: int) -> np.ndarray:
+    """Of each token after those of the rows of `inputs` up to it."""
+    none = np.zeros((len(inputs), 0), np.int32)
+    batch = Batch(none, inputs, inputs, none.astype(bool), np.ones(inputs.shape, bool))
+    size = load_vocabs(run_dir / "vocab").target.size
+    model = make_model(config.model, source_size=0, target_size=size)
+    params, _ = Checkpoints(run_dir).restore_params(step)
+    logits = jax.jit(lambda p, b: model.apply({"params": p}, b, deterministic=True))(params, batch)
+    return np.asarray(jax.nn.log_softmax(logits), np.float64)
 
 
 def test_it_learns_and_logs_perplexity_instead_of_translations(run):
@@ -201,35 +205,12 @@ def test_it_writes_texts(run, capfdbinary):
     vocab = load_vocabs(run_dir / "vocab").target
     tokens = [vocab.bos_id, *vocab.tokenize(greedy.text)]
     tokens = tokens if greedy.is_finished else tokens[:-1]
-    inputs = np.array([tokens[:-1]], np.int32)
-    none = np.zeros((1, 0), np.int32)
-    batch = Batch(none, inputs, inputs, none.astype(bool), np.ones(inputs.shape, bool))
-    params, _ = Checkpoints(run_dir).restore_params(16)
-    model = make_model(config.model, source_size=0, target_size=vocab.size)
-    logits = jax.jit(lambda p, b: model.apply({"params": p}, b, deterministic=True))(params, batch)
-    log_probs = jax.nn.log_softmax(logits)[0]
-    chosen = np.asarray(log_probs)[np.arange(len(tokens) - 1), tokens[1:]]
+    (log_probs,) = compute_log_probabilities(run_dir, config, np.array([tokens[:-1]], np.int32), 16)
+    chosen = log_probs[np.arange(len(tokens) - 1), tokens[1:]]
     assert greedy.log_prob == pytest.approx(chosen.sum(), abs=1e-4)
     banned = np.isin(np.arange(vocab.size), [vocab.pad_id, vocab.bos_id])
-    best = np.where(banned, -np.inf, np.asarray(log_probs)).argmax(axis=-1)
+    best = np.where(banned, -np.inf, log_probs).argmax(axis=-1)
     assert best[2:].tolist() == tokens[3:]  # after the prompt
-
-
-def test_its_programs_are_kept_where_no_run_chooses(run, tmp_path, monkeypatch):
-    """Compiled programs are executed, so a foreign run must not bring a folder of them in data.cache_dir."""
-    run_dir, config, _ = run
-    monkeypatch.setenv("FLAXFORMER_MT_CACHE", str(tmp_path / "own"))
-
-    class StopHereError(Exception):
-        pass
-
-    def stop(folder):
-        raise StopHereError(folder)
-
-    monkeypatch.setattr(translator, "enable_compilation_cache", stop)
-    with pytest.raises(StopHereError, match=f"^{tmp_path}/own/compiled$"):
-        generate_text(run_dir)
-    assert config.data.cache_dir
 
 
 def test_its_samples_are_a_function_of_the_seed(run, capfdbinary):
