@@ -19,7 +19,6 @@ from flaxformer_mt.data.buckets import make_training_shapes
 from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.loader import Position, train_batches, valid_batches
 from flaxformer_mt.data.prepare import prepare
-from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.data.tokenization import Drawing
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.training.setup_messages import describe_batches
@@ -28,7 +27,7 @@ from flaxformer_mt.vocab import Vocabs, make_vocabs
 LINES = ["Good day.", "How are you?", "See you tomorrow!"]
 WORDS = ["hund", "katze", "haus", "baum", "see"]
 VOCAB = VocabConfig(size=60, byte_fallback=False)
-PAD, BOS, EOS = 0, 1, 2
+PAD, BOS = 0, 1
 
 
 @pytest.fixture
@@ -175,27 +174,6 @@ def test_there_is_one_vocabulary_of_the_targets(tmp_path):
 @pytest.fixture
 def vocabs(tmp_path_factory) -> Vocabs:
     return make_vocabs(VOCAB, alone(make_lines(80)), tmp_path_factory.mktemp("vocab"), target_only=True)
-
-
-def test_a_store_has_no_source_tokens_and_is_another_than_that_of_pairs(config, vocabs, tmp_path):
-    lines = make_lines(80)
-    write(config, "train.en", lines)
-    write(config, "train.de", lines)
-    pairs = read_pairs(config, "train")
-    for _ in range(2):  # built, then opened
-        store = TokenStore.build(pairs, vocabs, tmp_path / "tokens")
-        assert len(store) == 80
-        assert not store.source_lengths.any() and store.source.tokens.size == 0
-        assert [store[i][0].size for i in (0, 79)] == [0, 0]
-        assert [store[i][1].tolist() for i in range(80)] == [vocabs.target.tokenize(line) for line in lines]
-    two_sided = dataclasses.replace(config, source_language="de")
-    other = TokenStore.build(read_pairs(two_sided, "train"), vocabs, tmp_path / "tokens")
-    assert other.folder != store.folder
-    assert other.source_lengths.all()
-    memory = TokenStore.of_ids([()] * len(lines), vocabs.target.tokenize_all(lines))
-    assert not memory.source_lengths.any()
-    np.testing.assert_array_equal(memory.target.tokens, store.target.tokens)
-    np.testing.assert_array_equal(memory.target.offsets, store.target.offsets)
 
 
 @pytest.mark.parametrize("batching", ["bucket", "pack"])
