@@ -22,7 +22,6 @@ from flaxformer_mt.config import (
     SearchConfig,
     StageConfig,
     TrainConfig,
-    VocabConfig,
     files,
     schema,
 )
@@ -43,9 +42,7 @@ def test_fields_are_replaced_by_their_paths():
     stages = (StageConfig("a", mix=("toy_de_en 1",), noise=NoiseConfig(typos=0.1)), StageConfig("b"))
     assert config.replace({"data.stages": stages}).data.stages == stages
     for path, value, message in (
-        ("model.model_dmi", 3, "config field config.model.model_dmi; did you mean config.model.model_dim"),
         ("modle.model_dim", 3, "unknown config field config.modle; did you mean config.model"),
-        ("model.model_dim", "3", "config.model.model_dim is '3'; it must be a whole number"),
         ("model.norm", "leyer", "config.model.norm is 'leyer'; did you mean layer? (allowed: layer, rms)"),
         ("seed.x", 1, "config.seed is no section"),
         ("model", NoiseConfig(), "config.model is NoiseConfig("),
@@ -61,19 +58,6 @@ def write(path, text):
 
 def of_stages(*stages: StageConfig, **fields) -> Config:
     return Config(data=DataConfig(dataset="x@a/toy,x@b/toy", stages=stages, **fields))
-
-
-def test_json_holds_every_kind_of_value(tmp_path):
-    config = Config(
-        data=DataConfig(
-            dataset="a,b",
-            weights=(1.0, 2.5),
-            stages=(StageConfig("s", ("a 1",), "a 2", NoiseConfig(typos=0.5)), StageConfig("t", ("b 1",))),
-        ),
-        model=ModelConfig(key_dim=48, value_dim=None, attention_dropout_rate=0.0),
-        vocab=VocabConfig(joint=False),
-    )
-    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
 
 
 def test_absent_fields_take_defaults_and_whole_numbers_do_for_floats():
@@ -476,8 +460,6 @@ def test_whole_numbers_beyond_all_floats_are_refused():
 
 
 def test_choices_are_checked_as_well():
-    with pytest.raises(UserError, match=r"model.norm is 'leyer'; did you mean layer\? \(allowed: layer,"):
-        validate(Config(model=ModelConfig(norm="leyer")))
     with pytest.raises(UserError, match=r"^--method is 'bean'; .* \(allowed: beam, greedy, sample\)$"):
         check_search(SearchConfig(method="bean"), where="--")
 

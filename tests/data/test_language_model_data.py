@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from tiny_experiment import text_data
 
-from flaxformer_mt.commands.show import longest_batch
 from flaxformer_mt.config import CleanConfig, Config, DataConfig, ModelConfig, VocabConfig
 from flaxformer_mt.corpus import Pair, has_split, read_pairs
 from flaxformer_mt.corpus.toy import toy_de_en
@@ -225,9 +224,6 @@ def test_plans_count_targets_alone(config):
     assert make_training_shapes(*lengths, config=config, headroom=True)[-1] == (4, 0, 24)
     with pytest.raises(UserError, match=r"all 200 training sentences .* 24 tokens \(the shortest has 32\)"):
         plan_epoch(lengths[0], lengths[1] + 30, config=config, seed=1, epoch=0)
-    for batching in ("bucket", "pack"):
-        batch = longest_batch(Config(data=dataclasses.replace(config, batching=batching)))
-        assert batch.shape == (4, 0, 24)
 
 
 def test_prepare_reports_on_one_side(config, tmp_path):

@@ -62,7 +62,7 @@ def store_of(pairs: list[tuple[list[int], list[int]]]) -> TokenStore:
     sides = []
     for which in (0, 1):
         lengths = np.array([len(pair[which]) for pair in pairs], np.int32)
-        tokens = np.array([token for pair in pairs for token in pair[which]], np.uint16)
+        tokens = np.array([token for pair in pairs for token in pair[which]], np.uint32)
         sides.append(Side(tokens, np.concatenate([[0], np.cumsum(lengths)]), lengths))
     return TokenStore("memory", *sides, (Part("memory", len(pairs), 1.0),))
 
@@ -315,14 +315,12 @@ BATCH_ARRAY_IDS = {"pad_id": 3, "bos_id": 1}
 IDS_OF_TOKENS = [0, 1, 2, 3, 5, 2**30 - 1]
 
 
-def make_store(source: list[int], target: list[int]) -> TokenStore:
+def random_store(source: list[int], target: list[int]) -> TokenStore:
     """Random sentences of these lengths; without a source if all its lengths are 0."""
-    random = np.random.default_rng(0)
-    sides = []
-    for lengths in (np.array(source), np.array(target)):
-        tokens = random.choice(IDS_OF_TOKENS, lengths.sum()).astype(np.uint32)
-        sides.append(Side(tokens, np.concatenate([[0], lengths.cumsum()]), lengths))
-    return TokenStore("memory", *sides, ())
+    draw = np.random.default_rng(0).choice
+    return store_of(
+        [[draw(IDS_OF_TOKENS, n).tolist() for n in pair] for pair in zip(source, target, strict=True)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -337,7 +335,7 @@ def make_store(source: list[int], target: list[int]) -> TokenStore:
 )
 def test_the_array_is_the_batch(lengths, rows, shape, packed):
     """On the host as on the devices, against one sentence after the other."""
-    store = make_store(*lengths)
+    store = random_store(*lengths)
     one = planned([*range(len(rows))], rows, shape, packed)
     array = batch_array.make_batch(store, one, **BATCH_ARRAY_IDS)
     assert array.numbers.shape == (shape.rows, shape.source + shape.target)
@@ -365,7 +363,7 @@ def test_training_transfers_one_array_split_by_rows(monkeypatch, backend):
     vocabs = SimpleNamespace(target=SimpleNamespace(**BATCH_ARRAY_IDS))
     setup = TrainingSetup(make_parallel(config), SimpleNamespace(vocabs=vocabs), *[None] * 7, {})
     one = planned([0, 1], [0, 1], Shape(2, 3, 4))
-    batch = batch_array.make_batch(make_store([2, 3], [4, 1]), one, **BATCH_ARRAY_IDS)
+    batch = batch_array.make_batch(random_store([2, 3], [4, 1]), one, **BATCH_ARRAY_IDS)
     sent = []
     put = jax.device_put
     monkeypatch.setattr(jax, "device_put", lambda x, *others: sent.append(x) or put(x, *others))

@@ -149,16 +149,28 @@ def test_its_evaluation_shows_progress(run, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--source=a"], "a language model of xx .* takes no source a, .*--reference=FILE alone"),
-        (["--reference=b", "--beam_size=2", "--lowercase"], "leave out --beam_size and --lowercase"),
-        (["--reference=b", "--split=test"], "--split=test and --reference=b exclude each other"),
+        ("evaluate --source=a", "a language model of xx .* takes no source a, .*--reference=FILE alone"),
+        ("evaluate --reference=b --beam_size=2 --lowercase", "leave out --beam_size and --lowercase"),
+        ("evaluate --reference=b --split=test", "--split=test and --reference=b exclude each other"),
+        (f"translate --input={__file__}", "is a language model"),
+        ("generate --prompt=ba_do_fi --length=3", "the prompt has 3 tokens and the text at"),
+        ("generate --length=9999", "--length is 9999, but the model has positions for 5000"),
+        ("generate --n_best=0", "--n_best is 0"),
+        ("generate --beam_size=3", "--beam_size=3 has no effect on sample search"),
     ],
 )
-def test_what_only_translations_have_is_refused(run, capsys, flags, message):
+def test_what_a_language_model_cannot_do_is_refused(run, capsys, flags, message):
     run_dir, _, _ = run
-    assert main(["evaluate", f"--run={run_dir}", *flags]) == 2
+    command, *flags = (word.replace("ba_do_fi", "ba do fi") for word in flags.split())
+    assert main([command, f"--run={run_dir}", *flags]) == 2
     told = capsys.readouterr().err
     assert re.fullmatch(rf"error: .*{message}.*\n", told)
+
+
+def test_a_translation_model_writes_no_texts(tiny_run, capsys):
+    assert main(["generate", f"--run={tiny_run}"]) == 2
+    told = capsys.readouterr().err
+    assert "is a translation model (data.source_language is xx), not a language model" in told
 
 
 @pytest.mark.parametrize("batching", ["bucket", "pack"])
@@ -169,13 +181,6 @@ def test_show_traces_a_step_without_sources(run, batching):
     assert shown["vocabulary"] == {"source_size": 0, "target_size": 11}
     assert shown["step"]["target_tokens"] == 128 and shown["step"]["teraflops"] >= 0
     assert list(shown["parameters"]["modules"])[0].startswith("decoder/")
-
-
-def test_there_is_nothing_to_translate(run, capsys, tmp_path):
-    run_dir, _, _ = run
-    (tmp_path / "text").write_text("ba do\n")
-    assert main(["translate", f"--run={run_dir}", f"--input={tmp_path / 'text'}"]) == 2
-    assert "is a language model" in capsys.readouterr().err
 
 
 def test_splits_and_texts_that_are_not_there_are_told_of(run, tmp_path):
@@ -226,16 +231,3 @@ def test_its_samples_are_a_function_of_the_seed(run, capfdbinary):
     assert set(" ".join(texts).split()) <= {*WORDS, "\u2047"}
     assert sample() == texts
     assert sample("--seed=2") != texts
-
-
-def test_what_it_cannot_write_is_refused(run, tiny_run, capfd):
-    run_dir, _, _ = run
-    for flags, message in [
-        ([f"--run={tiny_run}"], "is a translation model (data.source_language is xx), not a language model"),
-        ([f"--run={run_dir}", "--prompt=ba do fi", "--length=3"], "the prompt has 3 tokens and the text at"),
-        ([f"--run={run_dir}", "--length=9999"], "--length is 9999, but the model has positions for 5000"),
-        ([f"--run={run_dir}", "--n_best=0"], "--n_best is 0"),
-        ([f"--run={run_dir}", "--beam_size=3"], "--beam_size=3 has no effect on sample search"),
-    ]:
-        assert main(["generate", *flags]) == 2
-        assert message in capfd.readouterr().err

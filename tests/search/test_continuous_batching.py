@@ -182,19 +182,3 @@ def test_lines_that_exceed_the_capacity_are_marked_and_do_not_disturb_others(opt
             assert options is BEAM or expected.lengths[0] > capacity
         else:
             assert_same([found], [expected])
-
-
-def test_rows_that_a_program_leaves_are_free_or_continue():
-    tables, lines = make_tables(LINES, 8, seed=3), Lines(LIMITS)
-    layout, waiting = lay_out(BEAM, tables, lines), begin(tables, lines, options=BEAM)
-    state = empty(layout, Size(4, 0, LENGTH))
-    sizes = {"options": BEAM, "layout": layout, "refill": 1, "capacity": LENGTH}
-    left = go_through(state, waiting, 6, 2, **sizes)
-    owners = np.asarray(left.owners)
-    assert 2 <= (owners == NO_LINE).sum() < 4
-    # With no more lines, the others end as they would have.
-    rest = go_through(left.state, waiting, 0, 4, **sizes)
-    assert (np.asarray(rest.owners) == NO_LINE).all()
-    whole = go_through(state, waiting, 6, 4, **sizes)
-    for row in np.flatnonzero(owners != NO_LINE):
-        assert_same([pick(rest.results, LINES + row)], [pick(whole.results, owners[row])])

@@ -1,6 +1,5 @@
 """Batch shapes compiled before the first update, with and without padding, once for all runs of a sweep."""
 
-import dataclasses
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -66,10 +65,6 @@ def batch_of(shape: Shape) -> BatchArray:
     return BatchArray(numbers, shape.source, packed=False, pad_id=0, bos_id=1)
 
 
-def parallel_of(memory: int | None) -> Any:
-    return SimpleNamespace(memory_limit=lambda: memory, device_kind="tiny device")
-
-
 def compile_all(program: ProgramsByShape, memory: int | None = None) -> list[str]:
     """Compiles the program for all shapes; returns the messages."""
     said: list[str] = []
@@ -78,7 +73,7 @@ def compile_all(program: ProgramsByShape, memory: int | None = None) -> list[str
         SHAPES,
         lambda shape: (batch_of(shape), (batch_of(shape),)),
         config=Config(),
-        parallel=parallel_of(memory),
+        parallel=SimpleNamespace(memory_limit=lambda: memory, device_kind="tiny device"),
         say=said.append,
     )
     return said
@@ -266,11 +261,6 @@ def test_likely_tokens_hold_nearly_all_batches_of_all_epochs():
 DATA = {"batch_tokens": 256, "num_shapes": 2}
 
 
-def vary(config: Config, *, seed: int | None = None, **sections: Any) -> Config:
-    config = change(config, **sections)
-    return config if seed is None else dataclasses.replace(config, seed=seed)
-
-
 def short_batch(setup: TrainingSetup, shape: Shape) -> BatchArray:
     """A batch of this shape with one token in each row, which any program without padding has room for."""
     source = np.zeros((shape.rows, shape.source), np.int32)
@@ -294,14 +284,11 @@ def test_a_sweep_compiles_nothing_anew(tiny_config, tmp_path, accumulation):
     for name, changes in {
         "base": {},
         "seed": {"seed": 80_000 + accumulation},  # which no other test compiles anything for
-        "rate": {
-            "optim": {**optim, "learning_rate": 0.003, "schedule": "cosine"},
-            "train": {"steps": 49},
-        },
+        "rate": {"optim.learning_rate": 0.003, "optim.schedule": "cosine", "train.steps": 49},
     }.items():
         if name == "seed":
             jax.monitoring.register_event_listener(lambda name, **_: events.append(name.rpartition("/")[2]))
-        setup = set_up_training(vary(base, **changes), tmp_path / name, Checkpoints(tmp_path / name))
+        setup = set_up_training(base.replace(changes), tmp_path / name, Checkpoints(tmp_path / name))
         initial = jax.device_get(setup.state.params)
         sizes.append(setup.unpadded)
         shape = max(setup.unpadded)

@@ -25,7 +25,6 @@ from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.parameter_trees import flatten_tree
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
-from flaxformer_mt.runs.run_directory import lock_run
 from flaxformer_mt.training.initial_model import start_run
 from flaxformer_mt.training.loop import fit
 
@@ -163,20 +162,6 @@ def test_a_run_starts_from_another_one_in_a_store(bucket, tiny_run, tiny_config,
     assert start_run(tiny_config, open_copy(new), f"{base}@48") == config, "the same run, resumed"
     with raises(UserError, match=rf"^{new} started from {base}@48, not from {base}@16"):
         start_run(tiny_config, open_copy(new), f"{base}@16")
-
-
-def test_one_training_at_a_time_and_none_that_has_lost_its_lock(bucket, tiny_run):
-    run = f"{bucket}/x"
-    upload(tiny_run, run)
-    copy = open_copy(run)
-    with lock_run(copy):
-        mine = ObjectStore(run).read(".lock")
-        # Another machine has waited for a sign of life, and has taken over.
-        ObjectStore(run).write(".lock", b'{"process": 7, "host": "pod-1"}')
-        with raises(UserError, match=rf"{run} is being trained by process 7 on host pod-1; this process"):
-            remote_runs.withdraw(copy / "checkpoints" / "16")
-        ObjectStore(run).write(".lock", mine)
-    assert "checkpoints/16/manifest.json" in objects(run) and ".lock" not in ObjectStore(run).list()
 
 
 @pytest.mark.filterwarnings("ignore")  # of these packages

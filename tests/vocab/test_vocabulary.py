@@ -7,10 +7,7 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -476,7 +473,6 @@ def test_a_vocabulary_without_the_tag_is_refused(tmp_path):
 
 
 # ---- subword sampling ----
-ROOT = Path(__file__).resolve().parents[2]
 SYLLABLES = ("ka", "lo", "min", "te", "ru", "abe", "of", "cig", "hid", "jo")
 WORDS = ["".join(pair) for pair in itertools.product(SYLLABLES, repeat=2)][::2]
 TEXT = [" ".join(np.random.default_rng(seed).choice(WORDS, 6)) for seed in range(200)]
@@ -514,28 +510,6 @@ def subword_sampling_vocabs() -> dict[str, Vocab]:
 
 def pieces_of(vocab: Vocab, texts: list[str], **options) -> list[tuple[str, ...]]:
     return [tuple(vocab.pieces(ids)) for ids in vocab.tokenize_all(texts, **options)]
-
-
-IN_ANOTHER_PROCESS = """
-import sys
-from pathlib import Path
-from flaxformer_mt.vocab import Vocab
-vocab = Vocab(Path(sys.argv[1]).read_bytes())
-texts = Path(sys.argv[2]).read_text(encoding="utf-8").split("\\n")
-print([ids.tolist() for ids in vocab.tokenize_all(texts, sampling=0.2, seed=5)])
-"""
-
-
-def test_samples_are_the_same_in_every_process(subword_sampling_vocabs, tmp_path):
-    text = tmp_path / "text"
-    text.write_text("\n".join(TEXT), encoding="utf-8")
-    for kind, vocab in subword_sampling_vocabs.items():
-        vocab.save(tmp_path / kind)
-        command = [sys.executable, "-c", IN_ANOTHER_PROCESS, str(tmp_path / kind), str(text)]
-        elsewhere = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        here = vocab.tokenize_all(TEXT, sampling=0.2, seed=5)
-        assert elsewhere == f"{[ids.tolist() for ids in here]}\n"
-        assert [ids.tolist() for ids in here] != [ids.tolist() for ids in vocab.tokenize_all(TEXT)]
 
 
 def test_without_chance_the_segmentation_is_that_of_sentencepiece():
