@@ -362,11 +362,11 @@ def test_a_store_has_added_words_and_their_links(tmp_path, monkeypatch):
     """The whole way: a file of alignments, words in the text, links between pieces, which are words here."""
     monkeypatch.setattr(text_noise, "make_words", lambda chance: ["wort1", "wort2"])
     for name, line in (
-        ("train.de", "das ist wort0 ."),
-        ("train.en", "this is wort0 ."),
+        ("train.de", "das ist wort{} ."),
+        ("train.en", "this is wort{} ."),
         ("train.align", ALIGNED),
     ):
-        (tmp_path / name).write_text(f"{line}\n", encoding="utf-8")
+        (tmp_path / name).write_text("".join(f"{line.format(n)}\n" for n in range(3)), encoding="utf-8")
     noise = NoiseConfig(inline=1.0)
     pairs = read_pairs(text_data(tmp_path, alignments=("train.align",), noise=noise), "train")
     vocabs = make_vocabs(VocabConfig(kind="word", size=0), pairs, tmp_path / "vocabs")
