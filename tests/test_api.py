@@ -47,17 +47,13 @@ def test_every_public_name_has_an_example_and_loads():
         getattr(flaxformer_mt, "Translater")  # noqa: B009
 
 
-@pytest.fixture
-def few_programs(monkeypatch):
-    device = jax.devices()[0]
-    monkeypatch.setattr(jax, "devices", lambda *options, **more: [device])
-    monkeypatch.setattr(jax, "device_count", lambda *options: 1)
-
-
-def test_the_examples_run(few_programs, tmp_path, monkeypatch, capfd):
+def test_the_examples_run(tmp_path, monkeypatch, capfd):
     """In an empty folder: they print what they say, on standard output, and the library prints nothing."""
     pytest.importorskip("torch")
     pytest.importorskip("safetensors")
+    device = jax.devices()[0]
+    monkeypatch.setattr(jax, "devices", lambda *options, **more: [device])  # so that programs are few
+    monkeypatch.setattr(jax, "device_count", lambda *options: 1)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FLAXFORMER_MT_CACHE", str(tmp_path / "cache"))
     printed = 0

@@ -216,6 +216,7 @@ def test_each_target_begins_with_the_tag_of_its_language(tmp_path, monkeypatch, 
     tags = {"eng_Latn": 259, "fra_Latn": 260}
     facts = PretrainedMetadata("bytes", 261, 0, 1, 1, 2, tags=tags, target_tags=True)
     vocab = PretrainedVocab(facts, {})
+    assert vocab.tokenize("eng_Latn yes") == [259, *(byte + 3 for byte in b"yes"), 1]
     splits, expected = [], []
     for language, tag, size in (("en", "eng_Latn", 10), ("fr", "fra_Latn", 11)):
         rows = Rows((b"a %d" % number, b"%s %d" % (language.encode(), number)) for number in range(size))

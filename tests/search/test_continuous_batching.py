@@ -1,7 +1,6 @@
 """Continuous batching: the same results as if all lines were searched at once."""
 
 import dataclasses
-import functools
 from functools import partial
 
 import jax
@@ -36,21 +35,15 @@ def make_task(options, capacity=LENGTH) -> Search:
     return Search(next_logits, options, SYMBOLS, capacity, 2 if options.method != "greedy" else 1)
 
 
-@functools.cache
-def _lay_out(options, structure, leaves) -> StateLayout:
-    tables, lines = jax.tree.unflatten(structure, [np.zeros((1, *shape), dtype) for shape, dtype in leaves])
+def lay_out(options, tables, lines) -> StateLayout:
+    table, line = jax.tree.map(lambda leaf: np.zeros_like(leaf[:1]), (tables, lines))
 
     def start(source_length, capacity):
         task = make_task(options, capacity)
-        cache = start_cache(tables, task.width)._replace(start_steps=jnp.zeros(1, jnp.int32))
-        return pack(task.start(cache, lines, clip=False))
+        cache = start_cache(table, task.width)._replace(start_steps=jnp.zeros(1, jnp.int32))
+        return pack(task.start(cache, line, clip=False))
 
     return find_layout(start, pad_id=SYMBOLS.pad_id)
-
-
-def lay_out(options, tables, lines) -> StateLayout:
-    leaves, structure = jax.tree.flatten((tables, lines))
-    return _lay_out(options, structure, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves))
 
 
 @partial(jax.jit, static_argnames="options", compiler_options=QUICK)

@@ -15,8 +15,9 @@ import pyarrow
 import pytest
 import sentencepiece
 from pyarrow import parquet
+from tiny_experiment import text_data
 
-from flaxformer_mt.config import Config, DataConfig, VocabConfig
+from flaxformer_mt.config import Config, VocabConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.corpus import word_alignment
 from flaxformer_mt.corpus.pairs import Pair, Part
@@ -412,10 +413,7 @@ def test_a_tag_that_the_vocabulary_splits_is_refused_before_training(tmp_path, f
     if form == "de":
         (tmp_path / "train.en").write_text("".join(f"{b}\n" for _, b in PAIRS), encoding="utf-8")
     (tmp_path / "report.json").write_text('{"tag": "<BT>", "dropped": {}}')
-    data = DataConfig(
-        dataset=f"parallel_text@{tmp_path}", cache_dir=str(tmp_path / "cache"), max_source_length=16
-    )
-    config = Config(data=data, vocab=VocabConfig(size=330))
+    config = Config(data=text_data(tmp_path, max_source_length=16), vocab=VocabConfig(size=330))
     with pytest.raises(UserError, match="begin with the tag <BT>, .* --config.vocab.symbols=<BT>"):
         prepare(config)
     prepared = prepare(replace(config, vocab=VocabConfig(size=330, symbols=("<BT>",))))
