@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from tiny_experiment import change
 
 from flaxformer_mt.commands.show import count_product_flops, longest_batch
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, TrainConfig
@@ -70,10 +71,7 @@ CASES = {
 
 def make_config(sections: dict) -> Config:
     base = Config(data=DATA, model=MODEL, train=TrainConfig(label_smoothing=0.1))
-    return dataclasses.replace(
-        base,
-        **{name: dataclasses.replace(getattr(base, name), **values) for name, values in sections.items()},
-    )
+    return change(base, **sections)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -389,14 +389,7 @@ ZERO = {
     *(f"optim.{name}" for name in ("warmup_steps", "b1", "b2", "weight_decay")),
     *("optim.clip_norm", "optim.ema_decay", "optim.lora.rank", "optim.lora.embedding_rank"),
     *(f"train.{name}" for name in ("label_smoothing", "loss_chunk_tokens", "patience", "average_last")),
-    *(
-        *(
-            "train.peak_flops",
-            "parallel.devices",
-            "parallel.data",
-        ),
-        *("vocab.size", "vocab.source_size"),
-    ),
+    *("train.peak_flops", "parallel.devices", "parallel.data", "vocab.size", "vocab.source_size"),
     *(f"search.{name}" for name in ("length_penalty", "coverage_penalty", "diversity_strength", "top_k")),
     *(f"search.{name}" for name in ("min_p", "seed", "no_repeat_ngram")),
     *(f"search.{side}_length_{kind}" for side in ("min", "max") for kind in ("ratio", "offset")),

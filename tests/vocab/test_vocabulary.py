@@ -474,16 +474,8 @@ def test_a_vocabulary_without_the_tag_is_refused(tmp_path):
 SYLLABLES = ("ka", "lo", "min", "te", "ru", "abe", "of", "cig", "hid", "jo")
 WORDS = ["".join(pair) for pair in itertools.product(SYLLABLES, repeat=2)][::2]
 TEXT = [" ".join(np.random.default_rng(seed).choice(WORDS, 6)) for seed in range(200)]
-SUBWORD_SAMPLING_ODD_TEXTS = [
-    "",
-    "  two  spaces ",
-    "日本語 unknown ✓✓",
-    "a\u2581b",
-    "x" * 300,
-    "<s> tag end",
-    "ﬁne \u0085 text",
-]
-SUBWORD_SAMPLING_ODD_TEXTS += ["a bc", "tag a b", "tagtag"]
+SAMPLED_TEXTS = ["", "  two  spaces ", "日本語 unknown ✓✓", "a\u2581b", "x" * 300, "<s> tag end"]
+SAMPLED_TEXTS += ["ﬁne \u0085 text", "a bc", "tag a b", "tagtag"]
 # Trainer settings that change how text is divided or what is unknown.
 SETTINGS = (
     {"plain": {}, "bytes": {"byte_fallback": True, "vocab_size": 330}}
@@ -512,7 +504,7 @@ def pieces_of(vocab: Vocab, texts: list[str], **options) -> list[tuple[str, ...]
 
 def test_without_chance_the_segmentation_is_that_of_sentencepiece():
     """A dropout rate near 0, and an exponent that leaves the most probable segmentation alone."""
-    texts = [*TEXT[:60], *SUBWORD_SAMPLING_ODD_TEXTS]
+    texts = [*TEXT[:60], *SAMPLED_TEXTS]
     for kind, rate in (("bpe", 1e-15), ("unigram", 300.0)):
         for name, settings in SETTINGS.items():
             vocab = train(kind, **settings)
