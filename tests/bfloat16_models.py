@@ -3,19 +3,12 @@
 import dataclasses
 from typing import Any
 
-from flaxformer_mt.config import ModelConfig
+from tiny_experiment import small_model
+
 from flaxformer_mt.model import make_model
 
 V = 24
-CONFIG = ModelConfig(
-    model_dim=16,
-    ffn_dim=24,
-    num_heads=2,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    dropout_rate=0.0,
-    dtype="bfloat16",
-)
+CONFIG = small_model(1, 16, 2, 24, dtype="bfloat16")
 KINDS: dict[str, dict[str, Any]] = {
     "encoder-decoder": {},
     "convolution, untied, with biases": {

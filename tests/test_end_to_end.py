@@ -10,23 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
+from tiny_experiment import write_config_file
 
 from flaxformer_mt.commands.main import main
-from flaxformer_mt.config.files import to_dict
 from flaxformer_mt.tracking import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 
-CONFIG = """
-from flaxformer_mt.config import Config
-from flaxformer_mt.config.files import from_dict
-
-
-def get_config() -> Config:
-    return from_dict({values!r})
-"""
 
 # Variables by which the tests compile otherwise than users do.
 OF_TESTS = (
@@ -93,9 +84,9 @@ def assert_close(left: object, right: object, name: str) -> None:
 
 
 def test_train(command, tiny_config, tiny_run, tmp_path):
-    text, config, run = tmp_path / "text", tmp_path / "tiny.py", tmp_path / "run"
+    text, run = tmp_path / "text", tmp_path / "run"
     shutil.copytree(tiny_config.data.text_dir, text, ignore=shutil.ignore_patterns("valid.*", "test.*"))
-    config.write_text(CONFIG.format(values=to_dict(tiny_config)), encoding="utf-8")
+    config = write_config_file(tmp_path / "tiny.py", tiny_config)
     flags = {"data.text_dir": text, "train.steps": 20, "train.final_checkpoint": "last"}
     flags = [f"--config.{name}={value}" for name, value in flags.items()]
     report = json.loads(command("train", f"--config={config}", f"--run={run}", *flags))
@@ -129,22 +120,3 @@ def test_translate_and_evaluate(command, run_dir, tiny_config, tmp_path, capsysb
     del ours["seconds"], quick["seconds"]
     assert ours["chrf"] > 0
     assert_close(ours, quick, "evaluation")
-
-
-@pytest.mark.slow
-def test_export_to_torch(command, run_dir, tmp_path, capsysbinary):
-    safetensors = pytest.importorskip("safetensors.numpy")
-    pytest.importorskip("torch")
-    folders = [tmp_path / "ours", tmp_path / "quick"]
-    arguments = ["export", f"--run={run_dir}", "--format=torch"]
-    ours = json.loads(command(*arguments, f"--output={folders[0]}"))
-    assert main([*arguments, f"--output={folders[1]}"]) == 0
-    quick = json.loads(capsysbinary.readouterr().out)
-    assert 0 <= ours["largest_difference"] <= ours["tolerance"]
-    for name in ("format", "checkpoint", "step", "quantity", "target_tokens", "checked_on", "files"):
-        assert ours[name] == quick[name], name
-    (weights,) = (name for name in ours["files"] if name.endswith(".safetensors"))
-    left, right = (safetensors.load_file(folder / weights) for folder in folders)
-    assert left.keys() == right.keys()
-    for name, array in left.items():
-        np.testing.assert_array_equal(array, right[name], err_msg=name)

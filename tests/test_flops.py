@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from tiny_experiment import change
 
 from flaxformer_mt.commands.show import count_product_flops, longest_batch
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, TrainConfig
@@ -70,10 +71,7 @@ CASES = {
 
 def make_config(sections: dict) -> Config:
     base = Config(data=DATA, model=MODEL, train=TrainConfig(label_smoothing=0.1))
-    return dataclasses.replace(
-        base,
-        **{name: dataclasses.replace(getattr(base, name), **values) for name, values in sections.items()},
-    )
+    return change(base, **sections)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -146,18 +144,13 @@ def config_of(dtype: str, peak: float = 0.0) -> Config:
     ("kind", "bfloat16", "float32"),
     [
         ("NVIDIA A100-SXM4-40GB", 312, 156),
-        ("NVIDIA A100 80GB PCIe", 312, 156),
         ("NVIDIA H100 80GB HBM3", 989.4, 494.7),
         ("NVIDIA H100 PCIe", 756.5, 378),
-        ("NVIDIA H200", 989.4, 494.7),
         ("NVIDIA L4", 121, 60),
-        ("Tesla T4", 8.1, 8.1),
         ("Tesla V100-SXM2-16GB", 15.7, 15.7),
         ("NVIDIA GeForce RTX 4090", 165.2, 82.6),
-        ("TPU v3", 61.5, 61.5),
         ("TPU v5 lite", 197, 197),
         ("TPU v5", 459, 459),
-        ("TPU v6 lite", 918, 918),
     ],
 )
 def test_known_devices_are_found_by_the_name_that_jax_gives_them(kind, bfloat16, float32):

@@ -10,7 +10,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from flaxformer_mt import parameter_trees
 from flaxformer_mt.parameter_trees import (
-    average_leaves,
     compare_specs,
     copy_to_host,
     flatten_tree,
@@ -71,15 +70,3 @@ def test_leaves_of_accelerators_are_gathered_shard_by_shard(monkeypatch):
         ours[str(spec)] = jax.device_put(whole, NamedSharding(mesh, PartitionSpec(*spec)))
     for path, copy in copy_to_host(ours).items():
         np.testing.assert_array_equal(copy, whole, err_msg=path)
-
-
-def test_the_mean_is_summed_in_float64():
-    tables = [
-        {"x": np.array([value], np.float32), "n": np.array([index])}
-        for index, value in enumerate([3, 1e8, 3])
-    ]
-    mean = average_leaves(iter(tables))
-    assert mean["x"] == np.float32((1e8 + 6) / 3) != np.float32(1e8 / 3)
-    assert (mean["x"].dtype, mean["n"].dtype, mean["n"].tolist()) == (np.float32, np.int64, [2])
-    third = np.array([1 / 3], np.float32)
-    assert average_leaves([{"x": third}] * 3)["x"].tobytes() == third.tobytes()

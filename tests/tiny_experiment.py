@@ -58,6 +58,19 @@ def make_tiny_config(text_dir: Path, cache_dir: Path) -> Config:
     )
 
 
+def write_config_file(path: Path, config: Config) -> Path:
+    """A config file of Python, as `--config` takes it."""
+    from flaxformer_mt.config.files import to_dict
+
+    path.write_text(
+        "from flaxformer_mt.config import Config\n"
+        "from flaxformer_mt.config.files import from_dict\n"
+        f"def get_config() -> Config:\n    return from_dict({to_dict(config)!r})\n",
+        encoding="utf-8",
+    )
+    return path
+
+
 def small_model(layers: int, width: int, heads: int, ffn: int, **fields: Any) -> ModelConfig:
     """A model of so many layers on each side, without dropout unless the fields say otherwise."""
     sizes = {"model_dim": width, "num_heads": heads, "ffn_dim": ffn, "dropout_rate": 0.0}

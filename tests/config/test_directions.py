@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from flaxformer_mt.config import Config, DataConfig
-from flaxformer_mt.config.checks import validate
+from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import (
     Direction,
     choose_tags,
@@ -50,23 +49,6 @@ def test_tags_are_added_for_several_targets_or_as_told():
     target, source = ">>en<<", "<from:de>"
     assert found[:6] == [(), (source,), (target,), (target, source), (), (source,)]
     assert found[6:] == [(target,), (target, source), (target,), (target, source), (), (source,)]
-
-
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        ({"dataset": "a:de-de"}, "a:de-de translates from de to itself"),
-        ({"dataset": "a:de-en", "source_language": ""}, "a:de-en names a direction, but"),
-        ({"source_language": "", "source_tags": True}, "data.source_tags is True, but a language model has"),
-        ({"source_language": "", "target_tags": "always"}, "target_tags is always, but a language model"),
-        ({"dataset": "a:de-en,b:de-french"}, "'french' cannot be the language of a tag"),
-        ({"temperature": 0.5}, "data.temperature is 0.5; it must be from 1 to 1000"),
-    ],
-)
-def test_what_cannot_be_is_named(data, expected):
-    with pytest.raises(UserError) as refused:
-        validate(Config(data=DataConfig(**data)))
-    assert expected in str(refused.value)
 
 
 @pytest.mark.parametrize(

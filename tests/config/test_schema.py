@@ -22,18 +22,16 @@ from flaxformer_mt.config import (
     SearchConfig,
     StageConfig,
     TrainConfig,
-    VocabConfig,
     files,
     schema,
 )
-from flaxformer_mt.config import schema as module
 from flaxformer_mt.config.checks import check_search, validate
 from flaxformer_mt.config.field_values import Bounds, find_wrong_values, show_value
 from flaxformer_mt.config.files import from_dict, load_config, read_config, read_file, save_config, to_dict
 from flaxformer_mt.errors import UserError
 
 SECTIONS = [
-    cls for _, cls in inspect.getmembers(module, inspect.isclass) if cls.__module__ == module.__name__
+    cls for _, cls in inspect.getmembers(schema, inspect.isclass) if cls.__module__ == schema.__name__
 ]
 
 
@@ -44,9 +42,7 @@ def test_fields_are_replaced_by_their_paths():
     stages = (StageConfig("a", mix=("toy_de_en 1",), noise=NoiseConfig(typos=0.1)), StageConfig("b"))
     assert config.replace({"data.stages": stages}).data.stages == stages
     for path, value, message in (
-        ("model.model_dmi", 3, "config field config.model.model_dmi; did you mean config.model.model_dim"),
         ("modle.model_dim", 3, "unknown config field config.modle; did you mean config.model"),
-        ("model.model_dim", "3", "config.model.model_dim is '3'; it must be a whole number"),
         ("model.norm", "leyer", "config.model.norm is 'leyer'; did you mean layer? (allowed: layer, rms)"),
         ("seed.x", 1, "config.seed is no section"),
         ("model", NoiseConfig(), "config.model is NoiseConfig("),
@@ -62,19 +58,6 @@ def write(path, text):
 
 def of_stages(*stages: StageConfig, **fields) -> Config:
     return Config(data=DataConfig(dataset="x@a/toy,x@b/toy", stages=stages, **fields))
-
-
-def test_json_holds_every_kind_of_value(tmp_path):
-    config = Config(
-        data=DataConfig(
-            dataset="a,b",
-            weights=(1.0, 2.5),
-            stages=(StageConfig("s", ("a 1",), "a 2", NoiseConfig(typos=0.5)), StageConfig("t", ("b 1",))),
-        ),
-        model=ModelConfig(key_dim=48, value_dim=None, attention_dropout_rate=0.0),
-        vocab=VocabConfig(joint=False),
-    )
-    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
 
 
 def test_absent_fields_take_defaults_and_whole_numbers_do_for_floats():
@@ -265,6 +248,29 @@ def test_an_absent_config_file_is_answered_with_the_near_one(tmp_path):
         ),
         (of_stages(StageConfig("s", ("x@a/toy 1",)), temperature=5.0), ["data.temperature has no effect"]),
         (of_stages(StageConfig("s", ("x@a/toy 1",)), weights=(1.0, 2.0)), ["data.weights has no effect"]),
+        ({"data.dataset": "a:de-de"}, ["a:de-de translates from de to itself"]),
+        ({"data.dataset": "a:de-en", "data.source_language": ""}, ["a:de-en names a direction, but"]),
+        (
+            {"data.source_language": "", "data.source_tags": True},
+            ["source_tags is True, but a language"],
+        ),
+        (
+            {"data.source_language": "", "data.target_tags": "always"},
+            ["tags is always, but a language"],
+        ),
+        ({"data.dataset": "a:de-en,b:de-french"}, ["'french' cannot be the language of a tag"]),
+        ({"data.temperature": 0.5}, ["data.temperature is 0.5; it must be from 1 to 1000"]),
+        ({"data.noise.inline": 0.1}, ["data.noise.inline is 0.1, but data.alignments names no file"]),
+        (
+            {"model.architecture": "decoder_only", "model.decoder_self_attention": "ssru"},
+            ["model.decoder_self_attention is ssru, but a decoder_only model"],
+        ),
+        ({"optim.optimizer": "muon", "model.scan_layers": True}, ["scan_layers is True; set it to False"]),
+        ({"model.attention": "cudnn", "model.dtype": "bfloat16"}, ["model.attention_dropout_rate=0"]),
+        (
+            {"model.attention": "cudnn", "model.attention_dropout_rate": 0.0},
+            ["model.attention cudnn needs model.dtype bfloat16"],
+        ),
         ({"vocab.pad_id": 1}, ["four different numbers"]),
         ({"vocab.eos_id": 8000}, ["from 0 to 7999"]),
         ({"vocab.size": 0}, ["vocab.size 0", "vocab.kind is bpe"]),
@@ -304,17 +310,13 @@ def test_the_width_that_is_proposed_is_accepted(width, heads):
 def test_every_field_has_a_comment_of_its_own():
     """A field's comment is its --help; without one, the comment above would be taken for it."""
     bare = []
-    for source in map(inspect.getsource, (module, schema)):
-        lines = source.split("\n")
-        for node in ast.parse(source).body:
-            if isinstance(node, ast.ClassDef):
-                fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
-                bare += [
-                    f"{node.name}.{f.target.id}"
-                    for f in fields
-                    if not lines[f.lineno - 2].strip().startswith("#")
-                ]
-    assert not bare
+    source = inspect.getsource(schema)
+    lines = source.split("\n")
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef):
+            fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
+            bare += [f for f in fields if not lines[f.lineno - 2].strip().startswith("#")]
+    assert not [field.target.id for field in bare]
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda cls: cls.__name__)
@@ -368,10 +370,6 @@ def fields_of(section: type, where: str = "") -> dict[str, object]:
     return found
 
 
-def has_rate(hint: object) -> bool:
-    return float in typing.get_args(hint)
-
-
 # Fields that take -1, 0 or 1e30; every other number of the config refuses it.
 NEGATIVE = {"model.alignment.layer"}
 ZERO = {
@@ -391,14 +389,7 @@ ZERO = {
     *(f"optim.{name}" for name in ("warmup_steps", "b1", "b2", "weight_decay")),
     *("optim.clip_norm", "optim.ema_decay", "optim.lora.rank", "optim.lora.embedding_rank"),
     *(f"train.{name}" for name in ("label_smoothing", "loss_chunk_tokens", "patience", "average_last")),
-    *(
-        *(
-            "train.peak_flops",
-            "parallel.devices",
-            "parallel.data",
-        ),
-        *("vocab.size", "vocab.source_size"),
-    ),
+    *("train.peak_flops", "parallel.devices", "parallel.data", "vocab.size", "vocab.source_size"),
     *(f"search.{name}" for name in ("length_penalty", "coverage_penalty", "diversity_strength", "top_k")),
     *(f"search.{name}" for name in ("min_p", "seed", "no_repeat_ngram")),
     *(f"search.{side}_length_{kind}" for side in ("min", "max") for kind in ("ratio", "offset")),
@@ -462,8 +453,6 @@ def test_whole_numbers_beyond_all_floats_are_refused():
 
 
 def test_choices_are_checked_as_well():
-    with pytest.raises(UserError, match=r"model.norm is 'leyer'; did you mean layer\? \(allowed: layer,"):
-        validate(Config(model=ModelConfig(norm="leyer")))
     with pytest.raises(UserError, match=r"^--method is 'bean'; .* \(allowed: beam, greedy, sample\)$"):
         check_search(SearchConfig(method="bean"), where="--")
 

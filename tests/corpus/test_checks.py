@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_parallel_text import raw
 from tiny_experiment import text_data
 
 from flaxformer_mt import define_scorer
@@ -19,7 +20,7 @@ from flaxformer_mt.corpus import language_identification, read_pairs
 from flaxformer_mt.corpus.cleaning import clean
 from flaxformer_mt.corpus.language_identification import LanguageIdentifier, load_identifier
 from flaxformer_mt.corpus.pair_checks import RULES, CheckBlocks, TextBlock
-from flaxformer_mt.corpus.pairs import Pair, Part, RawSplit
+from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.corpus.side_checks import (
     compare_sequences,
     count_sequences,
@@ -82,14 +83,8 @@ def test_scripts():
     assert RULES["script"](block(("a", "б")), anything).tolist() == [-1]
 
 
-class Rows(list):
-    def read(self, indices):
-        return [self[index] for index in indices]
-
-
 def test_repeated_targets_are_those_of_kept_pairs():
-    rows = [(b"", b"yes"), (b"ja", b"yes"), (b"jawohl", b"yes"), (b"nein", b"no"), (b"ja", b"yes")]
-    split = RawSplit("set", "identity", Rows(rows), ("de", "en"), ("x.de", "x.en"), "line")
+    split = raw([(b"", b"yes"), (b"ja", b"yes"), (b"jawohl", b"yes"), (b"nein", b"no"), (b"ja", b"yes")])
     kept, _, report, _ = clean(split, CleanConfig(repeated_targets="drop"), may_drop=True)
     assert kept.tolist() == [1, 3]  # the first pair, which has no source, was dropped before
     problems = {name: found["count"] for name, found in report["problems"].items()}
@@ -232,18 +227,6 @@ def test_a_shift_is_found_with_its_direction(lines):
     (warning,) = describe_side_problems([finding])
     order = "before" if lines > 0 else "after"
     assert f"{abs(lines)} line{'s' * (abs(lines) > 1)} {order} them" in warning
-
-
-def test_shifts_are_those_of_the_largest_correlation():
-    """Against numpy's correlation of each shift, one by one."""
-    pairs = shift(VALID, 2)
-    lengths = np.log1p([[len(side) for side in pair] for pair in pairs])
-    found = {
-        lines: np.corrcoef(lengths[3:-3, 0], np.roll(lengths[:, 1], -lines)[3:-3])[0, 1]
-        for lines in range(-3, 4)
-    }
-    assert max(found, key=found.get) == find_shift(pairs) == -2
-    assert abs(found[0]) < 0.3 < 0.8 < found[-2]
 
 
 @pytest.mark.parametrize(("side", "name"), [(0, "sources"), (1, "targets")])

@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
+from tiny_experiment import text_data
 
-from flaxformer_mt.config import CleanConfig, DataConfig
+from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.corpus import Pair, cleaning, has_split, read_pairs, text_files
 from flaxformer_mt.corpus.cleaning import clean, load_or_clean
 from flaxformer_mt.corpus.pairs import RawSplit
@@ -32,9 +33,7 @@ ENGLISH = ["Good day.", "How are you?", "See you tomorrow!"]
 def config(tmp_path):
     folder = tmp_path / "text"
     folder.mkdir()
-    return DataConfig(
-        dataset="parallel_text", text_dir=str(folder), cache_dir=str(tmp_path / "cache"), clean=CleanConfig()
-    )
+    return text_data(folder, cache_dir=str(tmp_path / "cache"))
 
 
 def write(config, **files):
@@ -50,40 +49,40 @@ def write(config, **files):
             file.write(data)
 
 
-def table(german, english, *, nested=False):
+def make_rows(german, english, nested):
     rows = [{"de": a, "en": b} for a, b in zip(german, english, strict=True)]
-    return pyarrow.Table.from_pylist([{"id": 1, "translation": row} for row in rows] if nested else rows)
+    return [{"id": 1, "translation": row} for row in rows] if nested else rows
+
+
+def table(german, english, *, nested=False):
+    return pyarrow.Table.from_pylist(make_rows(german, english, nested))
+
+
+def rows_of_json(german, english, *, nested=False):
+    return [json.dumps(row) for row in make_rows(german, english, nested)]
 
 
 def with_rules(config, **rules):
     return replace(config, clean=CleanConfig(**rules))
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"train_de": GERMAN, "train_en": ENGLISH},
-        {"train_de_gz": GERMAN, "train_en": ENGLISH},
-        {"train_tsv": [f"{a}\t{b}" for a, b in zip(GERMAN, ENGLISH, strict=True)]},
-        {"train_tsv_gz": [f"{a}\t{b}" for a, b in zip(GERMAN, ENGLISH, strict=True)]},
-        {"train_de_zst": GERMAN, "train_en_gz": ENGLISH},
-        {"train_tsv_zst": [f"{a}\t{b}" for a, b in zip(GERMAN, ENGLISH, strict=True)]},
-        {"train_parquet": table(GERMAN, ENGLISH)},
-        {"train_parquet": table(GERMAN, ENGLISH, nested=True)},
-        {"train_jsonl": [json.dumps({"en": b, "de": a}) for a, b in zip(GERMAN, ENGLISH, strict=True)]},
-        {
-            "train_jsonl_gz": [
-                json.dumps({"id": 1, "translation": {"de": a, "en": b}})
-                for a, b in zip(GERMAN, ENGLISH, strict=True)
-            ]
-        },
-        {"train_de": "\r\n".join(GERMAN).encode(), "train_en": b"\xef\xbb\xbf" + "\n".join(ENGLISH).encode()},
-    ],
-    ids=[
-        *("plain", "gz", "tsv", "tsv.gz", "zst and gz", "tsv.zst", "parquet", "parquet of translations"),
-        *("jsonl", "jsonl.gz", "crlf and bom"),
-    ],
+TABLE = [f"{a}\t{b}" for a, b in zip(GERMAN, ENGLISH, strict=True)]
+FORMATS = (
+    {"plain": {"train_de": GERMAN, "train_en": ENGLISH}, "gz": {"train_de_gz": GERMAN, "train_en": ENGLISH}}
+    | {"zst and gz": {"train_de_zst": GERMAN, "train_en_gz": ENGLISH}}
+    | {name.replace("_", "."): {f"train_{name}": TABLE} for name in ("tsv", "tsv_gz", "tsv_zst")}
+    | {"parquet": {"train_parquet": table(GERMAN, ENGLISH)}}
+    | {"parquet of translations": {"train_parquet": table(GERMAN, ENGLISH, nested=True)}}
+    | {"jsonl": {"train_jsonl": rows_of_json(GERMAN, ENGLISH)}}
+    | {"jsonl.gz": {"train_jsonl_gz": rows_of_json(GERMAN, ENGLISH, nested=True)}}
 )
+FORMATS["crlf and bom"] = {
+    "train_de": "\r\n".join(GERMAN).encode(),
+    "train_en": b"\xef\xbb\xbf" + "\n".join(ENGLISH).encode(),
+}
+
+
+@pytest.mark.parametrize("files", FORMATS.values(), ids=FORMATS)
 def test_every_format_holds_the_same_pairs_in_order(config, files):
     write(config, **files)
     pairs = read_pairs(config, "train")
@@ -96,27 +95,18 @@ def test_every_format_holds_the_same_pairs_in_order(config, files):
         pairs[3]
 
 
+NULLS = ["a", None, "c", "d"], ["a", "b", None, "d"]
+TRANSLATIONS = rows_of_json(*NULLS, nested=True)
+TRANSLATIONS[1] = '{"translation":null}'
+
+
 @pytest.mark.parametrize(
     "files",
     [
-        {"train_parquet": table(["a", None, "c", "d"], ["a", "b", None, "d"])},
-        {"train_parquet": table(["a", None, "c", "d"], ["a", "b", None, "d"], nested=True)},
-        {
-            "train_jsonl": [
-                '{"de":"a","en":"a"}',
-                '{"de":null,"en":"b"}',
-                '{"de":"c","en":null}',
-                '{"de":"d","en":"d"}',
-            ]
-        },
-        {
-            "train_jsonl": [
-                '{"translation":{"de":"a","en":"a"}}',
-                '{"translation":null}',
-                '{"translation":{"de":"c","en":null}}',
-                '{"translation":{"de":"d","en":"d"}}',
-            ]
-        },
+        {"train_parquet": table(*NULLS)},
+        {"train_parquet": table(*NULLS, nested=True)},
+        {"train_jsonl": rows_of_json(*NULLS)},
+        {"train_jsonl": TRANSLATIONS},
         {"train_de": ["a", "", "c", "d"], "train_en": ["a", "b", "", "d"]},
     ],
     ids=["parquet", "parquet of translations", "jsonl", "jsonl of translations", "lines"],

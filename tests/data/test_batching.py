@@ -211,20 +211,6 @@ def test_leftovers_fill_up_larger_batches():
     assert [group.tolist() for group in _promote_leftovers(groups, shapes)] == [g.tolist() for g in groups]
 
 
-def test_bucket_padding_is_near_the_bound_of_its_multiples():
-    source, target = make_lengths(20_000)
-    config = replace(CONFIG, batch_tokens=2048, num_shapes=8)
-    plan = plan_epoch(source, target, config=config, seed=1, epoch=0)
-    alone = sum(
-        int((-(-side // 4) * 4).sum()) for side in (source, target)
-    )  # each pair in a shape of its own
-    bound = 1 - (source.sum() + target.sum()) / alone
-    single = replace(config, num_shapes=1)
-    one_shape = plan_epoch(source, target, config=single, seed=1, epoch=0).padding_share
-    assert bound < plan.padding_share < bound + 0.08
-    assert one_shape > 0.5
-
-
 def test_packs_are_dense():
     source, target = make_lengths(20_000)
     config = replace(config_for("pack", batch_tokens=2048), max_source_length=64, max_target_length=64)

@@ -6,10 +6,10 @@ import warnings
 
 import numpy as np
 import pytest
+from tiny_experiment import text_data
 
 from flaxformer_mt.config import (
     Config,
-    DataConfig,
     NoiseConfig,
     OptimConfig,
     StageConfig,
@@ -54,20 +54,10 @@ def config(tmp_path_factory) -> Config:
         for language in ("xx", "yy"):
             lines = [f"{word} {'cd' * (n % 4)} {n}\n" for n in range(size)]
             (folder / name / f"train.{language}").write_text("".join(lines), encoding="utf-8")
-    base = Config(seed=3, optim=OptimConfig(accumulation=2), train=TrainConfig(steps=1000))
-    data = dataclasses.replace(
-        base.data,
-        dataset=",".join(f"parallel_text@{folder / name}" for name in ("small", "large")),
-        source_language="xx",
-        target_language="yy",
-        cache_dir=str(folder / "cache"),
-        max_source_length=30,
-        max_target_length=30,
-        batch_tokens=240,
-        num_shapes=2,
-        stages=STAGES,
-    )
-    return dataclasses.replace(base, data=data)
+    sets = ",".join(f"parallel_text@{folder / name}" for name in ("small", "large"))
+    sizes = {"max_source_length": 30, "max_target_length": 30, "batch_tokens": 240, "num_shapes": 2}
+    data = text_data(folder, "xx-yy", dataset=sets, stages=STAGES, **sizes)
+    return Config(seed=3, data=data, optim=OptimConfig(accumulation=2), train=TrainConfig(steps=1000))
 
 
 @pytest.fixture(scope="module")
@@ -175,30 +165,24 @@ def test_the_report_says_what_each_stage_has(stores, config):
 def test_the_report_is_the_same_for_all_seeds(stores, config):
     """So that batches without padding have the same sizes, and a sweep over seeds compiles once."""
     others = [dataclasses.replace(config, seed=seed) for seed in range(5)]
-    drawn = {
-        tuple(
-            sorted(
-                make_curriculum(other.data, stores.base.parts, seed=other.seed, accumulation=2).draw(
-                    BEGINNING
-                )
-            )
-        )
-        for other in others
-    }
-    assert len(drawn) > 1  # training draws other pairs
+
+    def draw(other):
+        curriculum = make_curriculum(other.data, stores.base.parts, seed=other.seed, accumulation=2)
+        return tuple(sorted(curriculum.draw(BEGINNING)))
+
+    assert len(set(map(draw, others))) > 1  # training draws other pairs
     report = plan_stages(config, stores)
     assert all(plan_stages(other, stores) == report for other in others)
 
 
 def test_a_stage_without_a_pair_that_fits_is_refused(stores, config):
-    data = dataclasses.replace(config.data, stages=(StageConfig("s", ("large 1",)),))
-    stores_of_long = dataclasses.replace(config, data=dataclasses.replace(data, max_source_length=30))
+    stage = config.replace({"data.stages": (StageConfig("s", ("large 1",)),)})
     lengths = stores.base.source_lengths
     before = lengths[20:].copy()
     lengths[20:] = 31
     try:
         with pytest.raises(UserError, match="epoch 1 of stage s has 30 pairs, none of which"):
-            take(stores, stores_of_long, number=1)
+            take(stores, stage, number=1)
     finally:
         lengths[20:] = before
 
@@ -368,59 +352,31 @@ FIREFOX_NOISE = NoiseConfig(
 )
 
 
-def build_store(folder, noise):
-    """Yield, of each pair in epoch 1, the pieces of both sides, words here, and the links between them."""
+def test_a_store_has_added_words_and_their_links(tmp_path, monkeypatch):
+    """The whole way: a file of alignments, words in the text, links between pieces, which are words here."""
+    monkeypatch.setattr(text_noise, "make_words", lambda chance: ["wort1", "wort2"])
     for name, line in (
         ("train.de", "das ist wort{} ."),
         ("train.en", "this is wort{} ."),
         ("train.align", ALIGNED),
     ):
-        (folder / name).write_text("".join(line.format(n) + "\n" for n in range(9)), encoding="utf-8")
-    data = DataConfig(
-        dataset="parallel_text",
-        text_dir=str(folder),
-        alignments=("train.align",),
-        noise=noise,
-        cache_dir=str(folder / "cache"),
+        (tmp_path / name).write_text("".join(f"{line.format(n)}\n" for n in range(3)), encoding="utf-8")
+    noise = NoiseConfig(inline=1.0)
+    pairs = read_pairs(text_data(tmp_path, alignments=("train.align",), noise=noise), "train")
+    vocabs = make_vocabs(VocabConfig(kind="word", size=0), pairs, tmp_path / "vocabs")
+    store = EpochStores(pairs, vocabs, tmp_path / "stores", Drawing(0.0, 3, TextNoise(noise))).store(1)
+    source, target = (
+        vocab.pieces(ids[:-1].tolist())
+        for vocab, ids in zip((vocabs.source, vocabs.target), store[0], strict=True)
     )
-    pairs = read_pairs(data, "train")
-    words = VocabConfig(kind="word", size=0)
-    vocabs = make_vocabs(words, pairs, folder / "vocabs")
-    store = EpochStores(pairs, vocabs, folder / "stores", Drawing(0.0, 3, TextNoise(noise))).store(1)
-    sides = ((vocabs.source, store.source), (vocabs.target, store.target))
-    for row in range(len(store)):
-        source, target = (vocab.pieces(side.take(np.array([row]))[0][:-1].tolist()) for vocab, side in sides)
-        links, _ = store.columns["alignment"]._links.take(np.array([row]))
-        yield source, target, [(source[link >> 16], target[link & 0xFFFF]) for link in links.tolist()]
-
-
-def test_a_store_has_added_words_and_their_links(tmp_path, monkeypatch):
-    """The whole way: a file of alignments, words in the text, links between pieces, which are words here."""
-    monkeypatch.setattr(text_noise, "make_words", lambda chance: ["wort1", "wort2"])
-    source, target, links = next(build_store(tmp_path, NoiseConfig(inline=1.0)))
     added = ["wort1", "wort2"]
     sources = ["das", *added, "ist", *added, "wort0", "."]
     targets = ["this", *added, "is", *added, "wort0", "."]
     assert source == [f"{SPACE}{word}" for word in sources]
     assert target == [f"{SPACE}{word}" for word in targets]
-    assert [(one[1:], other[1:]) for one, other in links] == list(zip(sources, targets, strict=True))
-
-
-def test_a_store_has_joined_words_and_their_links(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_noise, "_TYPO_RATE", 1.0)
-    monkeypatch.setattr(text_noise, "TYPOS", ("skipped_space",))
-    noise = NoiseConfig(typos=1.0)
-    joined = set()
-    for row, (source, target, links) in enumerate(build_store(tmp_path, noise)):
-        words = dict(zip(f"_das _ist _wort{row} _.".replace("_", SPACE).split(), target, strict=True))
-        translations = [{other for one, other in links if one == piece} for piece in source]
-        # The pieces of the joined word, which the vocabulary lacks, are linked to both translations.
-        unknown = [found for piece, found in zip(source, translations, strict=True) if piece not in words]
-        assert len(unknown) > 3 and len(unknown[0]) == 2 and unknown.count(unknown[0]) == len(unknown)
-        known = {piece: found for piece, found in zip(source, translations, strict=True) if piece in words}
-        assert known == {piece: {word} for piece, word in words.items() if word not in unknown[0]}
-        joined.add(min(target.index(word) for word in unknown[0]))
-    assert joined == {0, 1, 2}
+    links, _ = store.columns["alignment"]._links.take(np.array([0]))
+    linked = [(sources[link >> 16], targets[link & 0xFFFF]) for link in links.tolist()]
+    assert linked == list(zip(sources, targets, strict=True))
 
 
 def test_a_file_that_is_none_is_refused(tmp_path):

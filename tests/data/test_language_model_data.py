@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from tiny_experiment import text_data
 
-from flaxformer_mt.commands.show import longest_batch
 from flaxformer_mt.config import CleanConfig, Config, DataConfig, ModelConfig, VocabConfig
 from flaxformer_mt.corpus import Pair, has_split, read_pairs
 from flaxformer_mt.corpus.toy import toy_de_en
@@ -19,7 +18,6 @@ from flaxformer_mt.data.buckets import make_training_shapes
 from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.loader import Position, train_batches, valid_batches
 from flaxformer_mt.data.prepare import prepare
-from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.data.tokenization import Drawing
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.training.setup_messages import describe_batches
@@ -28,7 +26,7 @@ from flaxformer_mt.vocab import Vocabs, make_vocabs
 LINES = ["Good day.", "How are you?", "See you tomorrow!"]
 WORDS = ["hund", "katze", "haus", "baum", "see"]
 VOCAB = VocabConfig(size=60, byte_fallback=False)
-PAD, BOS, EOS = 0, 1, 2
+PAD, BOS = 0, 1
 
 
 @pytest.fixture
@@ -177,27 +175,6 @@ def vocabs(tmp_path_factory) -> Vocabs:
     return make_vocabs(VOCAB, alone(make_lines(80)), tmp_path_factory.mktemp("vocab"), target_only=True)
 
 
-def test_a_store_has_no_source_tokens_and_is_another_than_that_of_pairs(config, vocabs, tmp_path):
-    lines = make_lines(80)
-    write(config, "train.en", lines)
-    write(config, "train.de", lines)
-    pairs = read_pairs(config, "train")
-    for _ in range(2):  # built, then opened
-        store = TokenStore.build(pairs, vocabs, tmp_path / "tokens")
-        assert len(store) == 80
-        assert not store.source_lengths.any() and store.source.tokens.size == 0
-        assert [store[i][0].size for i in (0, 79)] == [0, 0]
-        assert [store[i][1].tolist() for i in range(80)] == [vocabs.target.tokenize(line) for line in lines]
-    two_sided = dataclasses.replace(config, source_language="de")
-    other = TokenStore.build(read_pairs(two_sided, "train"), vocabs, tmp_path / "tokens")
-    assert other.folder != store.folder
-    assert other.source_lengths.all()
-    memory = TokenStore.of_ids([()] * len(lines), vocabs.target.tokenize_all(lines))
-    assert not memory.source_lengths.any()
-    np.testing.assert_array_equal(memory.target.tokens, store.target.tokens)
-    np.testing.assert_array_equal(memory.target.offsets, store.target.offsets)
-
-
 @pytest.mark.parametrize("batching", ["bucket", "pack"])
 def test_batches_have_sources_of_no_length(config, vocabs, tmp_path, batching):
     """[B, 0] ids and masks; each sentence's ids stand in its row once, in an epoch and from its middle on."""
@@ -247,9 +224,6 @@ def test_plans_count_targets_alone(config):
     assert make_training_shapes(*lengths, config=config, headroom=True)[-1] == (4, 0, 24)
     with pytest.raises(UserError, match=r"all 200 training sentences .* 24 tokens \(the shortest has 32\)"):
         plan_epoch(lengths[0], lengths[1] + 30, config=config, seed=1, epoch=0)
-    for batching in ("bucket", "pack"):
-        batch = longest_batch(Config(data=dataclasses.replace(config, batching=batching)))
-        assert batch.shape == (4, 0, 24)
 
 
 def test_prepare_reports_on_one_side(config, tmp_path):

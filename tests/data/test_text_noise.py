@@ -6,8 +6,7 @@ import unicodedata
 import numpy as np
 import pytest
 
-from flaxformer_mt.config import Config, NoiseConfig
-from flaxformer_mt.config.checks import validate
+from flaxformer_mt.config import NoiseConfig
 from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.data import text_noise
 from flaxformer_mt.data.text_noise import (
@@ -22,7 +21,6 @@ from flaxformer_mt.data.text_noise import (
     make_words,
     move_words,
 )
-from flaxformer_mt.errors import UserError
 from flaxformer_mt.unicode_text import split_words
 
 TEXTS = [
@@ -243,8 +241,3 @@ def test_words_move_by_the_seed_and_the_pair_alone():
     for pair, points in zip(pairs, links, strict=True):
         source, target = map(split_words, pair)
         assert points[:, 0].max() < len(source) and points[:, 1].max() < len(target)
-
-
-def test_inline_noise_without_alignments_are_refused():
-    with pytest.raises(UserError, match=r"data\.noise\.inline is 0\.1, but data\.alignments names no file"):
-        validate(Config().replace({"data.noise.inline": 0.1}))

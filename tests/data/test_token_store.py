@@ -1,7 +1,6 @@
 """Token stores: what is in them, when they are built, and that nobody ever sees half of one."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -139,20 +138,6 @@ def test_a_build_that_fails_leaves_nothing_and_can_be_repeated(vocabs, tmp_path,
     assert len(TokenStore.build(make_pairs(), vocabs, tmp_path)) == 100
 
 
-def test_what_a_killed_build_left_is_ignored_and_removed_when_old(vocabs, tmp_path):
-    name = TokenStore.build(make_pairs(), vocabs, tmp_path / "elsewhere").folder.name
-    leftovers = [tmp_path / f".writing-{name}{suffix}" for suffix in ("-0001", "-0002")]
-    for folder in leftovers:
-        folder.mkdir()
-        (folder / "source.values").write_bytes(b"half")
-    old = time.time() - 2 * 24 * 3600
-    os.utime(leftovers[0] / "source.values", (old, old))
-    os.utime(leftovers[0], (old, old))
-    assert len(TokenStore.build(make_pairs(), vocabs, tmp_path)) == 100
-    assert not leftovers[0].exists()
-    assert leftovers[1].exists()  # its build may be running
-
-
 def test_of_two_builds_at_once_one_waits_for_the_other(vocabs, tmp_path):
     reading, read = threading.Event(), []
 
@@ -231,6 +216,7 @@ def test_each_target_begins_with_the_tag_of_its_language(tmp_path, monkeypatch, 
     tags = {"eng_Latn": 259, "fra_Latn": 260}
     facts = PretrainedMetadata("bytes", 261, 0, 1, 1, 2, tags=tags, target_tags=True)
     vocab = PretrainedVocab(facts, {})
+    assert vocab.tokenize("eng_Latn yes") == [259, *(byte + 3 for byte in b"yes"), 1]
     splits, expected = [], []
     for language, tag, size in (("en", "eng_Latn", 10), ("fr", "fra_Latn", 11)):
         rows = Rows((b"a %d" % number, b"%s %d" % (language.encode(), number)) for number in range(size))
@@ -244,53 +230,14 @@ def test_each_target_begins_with_the_tag_of_its_language(tmp_path, monkeypatch, 
     assert [target for _, target in ids_of(store)] == expected
 
 
-def _edit(name, change):
-    """Damage to one file of a store: its bytes after `change`; None: the file is missing."""
-
-    def damage(folder):
-        content = change((folder / name).read_bytes())
-        (folder / name).unlink()
-        if content is not None:
-            (folder / name).write_bytes(content)
-
-    return damage
-
-
-def _flip(content: bytes) -> bytes:
-    return content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]
-
-
-def _become_a_file(folder):
-    shutil.rmtree(folder)
-    folder.write_text("")
-
-
-def _become_a_dangling_link(folder):
-    shutil.rmtree(folder)
-    folder.symlink_to(folder.parent / "absent")
-
-
-_STORE_FILES = ("source.values", "source.offsets", "target.values", "target.offsets")
-_DAMAGES = [
-    *(
-        _edit(name, change)
-        for name in (*_STORE_FILES, "manifest.json")
-        for change in (_flip, lambda content: content[:-1], lambda content: b"", lambda content: None)
-    ),
-    _edit("manifest.json", lambda content: b"{"),
-    _become_a_file,
-    _become_a_dangling_link,
-]
-
-
 def test_a_damaged_store_is_built_again(vocabs, tmp_path):
     first = TokenStore.build(make_pairs(), vocabs, tmp_path)
     expected = ids_of(first)
-    for number, damage in enumerate(_DAMAGES):
-        damage(first.folder)
+    for name in ("source.values", "target.offsets", "manifest.json"):
+        content = (first.folder / name).read_bytes()
+        (first.folder / name).write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
         with pytest.warns(FlaxformerWarning, match=rf"{first.folder} is damaged: .*built again"):
-            store = TokenStore.build(make_pairs(), vocabs, tmp_path)
-        assert ids_of(store) == expected, number
+            assert ids_of(TokenStore.build(make_pairs(), vocabs, tmp_path)) == expected
         assert list(tmp_path.iterdir()) == [first.folder]
     TokenStore.build(Unreadable(make_pairs()), vocabs, tmp_path)  # whole: opened, not built
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from tiny_experiment import random_params
+from tiny_experiment import random_params, small_model
 
-from flaxformer_mt.config import ModelConfig, SearchConfig
+from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.decoding import compiled_programs, scheduler, state_sizes
 from flaxformer_mt.decoding.compiled_programs import SearchPrograms, StatePrograms
 from flaxformer_mt.decoding.scheduler import Scheduler
@@ -34,9 +34,7 @@ from flaxformer_mt.tracking import progress_display
 pytestmark = pytest.mark.filterwarnings("error:Some donated buffers were not usable")
 
 VOCAB = 24
-MODEL = ModelConfig(
-    model_dim=8, ffn_dim=16, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, output_bias=True
-)
+MODEL = small_model(1, 8, 2, 16, output_bias=True)
 RECURRENT = dataclasses.replace(MODEL, positions="rotary", decoder_self_attention="ssru")
 FEW = {"max_length_ratio": 1.0, "max_length_offset": 4}
 
@@ -316,33 +314,6 @@ def test_a_stream_of_any_length_takes_a_few_programs(monkeypatch):
     assert sum(searcher.engine.warm_up(searcher.params)) == 12 == len(compiled)
 
 
-def test_programs_for_a_few_sentences_are_kept(tmp_path):
-    """A second process loads them, and traces nothing; the translations are the same."""
-    name, before = "jax_compilation_cache_dir", jax.config.values["jax_compilation_cache_dir"]
-    jax.config.update(name, str(tmp_path))
-    try:
-        params = [jax.device_put(Searcher([MODEL], SearchConfig(beam_size=3, **FEW)).params[0])]
-        sentences, found = make_sentences([3, 8, 5]), []
-        for _ in range(2):
-            engine = SearchEngine(
-                [MODEL],
-                SearchConfig(beam_size=3, **FEW),
-                Symbols(0, 1, 2),
-                sizes=(VOCAB, VOCAB),
-                source_pad_id=0,
-                longest_source=8,
-                keep_programs=True,
-            )
-            found.append(search_all(engine, sentences, params))
-            traced = "_models" in vars(engine.programs)
-            assert traced == (len(found) == 1)
-        kept = sorted(path.name.split("-")[0] for path in (tmp_path / "kept").iterdir())
-        assert kept == ["layout", "program", "program", "program"]
-    finally:
-        jax.config.update(name, before)
-    assert_same_translations([found[1][n] for n in range(3)], [found[0][n] for n in range(3)])
-
-
 # ---- sizes ----
 
 
@@ -393,22 +364,6 @@ def test_what_exceeds_a_state_joins_a_larger_one():
     )
     assert RULE.fits_few(16, few[0]) and not RULE.fits_few(17, few[0])
     assert dataclasses.replace(RULE, parts=2).fits_few(32, few[0])
-
-
-def test_each_part_is_dealt_like_lengths(monkeypatch):
-    monkeypatch.setattr(state_sizes, "_FEW_FILLS", 0)
-    searcher = Searcher([MODEL], SearchConfig(method="greedy", **FEW))
-    slots = searcher.engine.make_slots(searcher.params, Size(2, 8, 12), Form(), n_best=1)
-    slots._busy = [{}, {}]
-    slots.programs = SimpleNamespace(
-        prefill=lambda params, sources: sources,
-        empty=lambda: (),
-        generate=lambda *arguments, **limits: SimpleNamespace(state=(), owners=None, results=limits),
-    )
-    slots.waiting = dict(zip("abcdefghi", make_sentences([8, 7, 6, 5, 4, 3, 3, 2, 2]), strict=True))
-    call = slots.start()
-    assert call.entered == [["a", "c", "e", "g"], ["b", "d", "f", "h"]] and list(slots.waiting) == ["i"]
-    assert call.results["counts"] == [4, 4] and call.results["final_free_rows"] == [1, 1]
 
 
 def test_another_seed_shares_no_sample_with_any_line():

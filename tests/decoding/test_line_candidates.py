@@ -4,10 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-from test_engine import search_all
-from tiny_experiment import random_params
+from test_engine import assert_same_translations, search_all
+from tiny_experiment import random_params, small_model
 
-from flaxformer_mt.config import ModelConfig, SearchConfig
+from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.decoding.scheduler import Scheduler
 from flaxformer_mt.decoding.search_engine import SearchEngine
 from flaxformer_mt.decoding.sentences import Candidates, Sentence
@@ -16,9 +16,7 @@ from flaxformer_mt.model import make_model
 from flaxformer_mt.search import Symbols
 
 VOCAB = 29
-MODEL = ModelConfig(
-    model_dim=8, ffn_dim=16, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, output_bias=True
-)
+MODEL = small_model(1, 8, 2, 16, output_bias=True)
 # Of the first source token; 7 is suppressed, 28 is for all.
 OWN = {3: (20, 9, 7, 5, 11), 4: (6, 21, 5, 13, 19, 8, 28)}
 COMMON = (28, 14, 1)
@@ -61,14 +59,6 @@ def only(params, token: int, *more: int):
     return params | {"output_bias": bias.astype(np.float32)}
 
 
-def assert_same(found, expected):
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one.lengths, other.lengths)
-        most = one.lengths.max()
-        np.testing.assert_array_equal(one.tokens[:, :most], other.tokens[:, :most])
-        np.testing.assert_allclose(one.scores, other.scores, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("fields", "constraints", "architecture"),
     [
@@ -100,7 +90,7 @@ def test_translations_are_those_of_a_model_without_other_tokens(fields, constrai
             expected[numbers[index]] = result
     engine = make_engine(options, models, rules=Rules())
     found = search_all(engine, sentences, params)
-    assert_same([found[n] for n in range(len(sentences))], expected)
+    assert_same_translations([found[n] for n in range(len(sentences))], expected)
     assert len({result.tokens.tobytes() for result in expected}) > 3
     if constraints:
         assert all(result.satisfied[0] for result in found.values())
@@ -110,7 +100,7 @@ def test_translations_are_those_of_a_model_without_other_tokens(fields, constrai
         results = {}
         while len(live):
             results |= dict(live.step(8))
-        assert_same([results["one"]], expected[1:2])
+        assert_same_translations([results["one"]], expected[1:2])
 
 
 def test_candidates_are_the_first_ones_without_banned_and_common_tokens():

@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from tiny_experiment import small_model
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.kernels.dropout import make_dropout_key
@@ -47,18 +48,8 @@ def lower_for_gpu(config: ModelConfig, batch: Batch) -> str:
 @pytest.mark.parametrize("positions", ["sinusoidal", "relative"])
 def test_a_model_for_gpus_with_attention_dropout_keeps_no_scores(positions):
     """Every attention is a kernel, forward and backward; without it there are scores [B, H, Q, M]."""
-    config = ModelConfig(
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-        model_dim=32,
-        num_heads=H,
-        ffn_dim=48,
-        dtype="bfloat16",
-        dropout_rate=0.1,
-        attention="pallas",
-        positions=positions,
-        max_positions=64,
-    )
+    fields = {"dtype": "bfloat16", "dropout_rate": 0.1, "attention": "pallas", "max_positions": 64}
+    config = small_model(1, 32, H, 48, positions=positions, **fields)
     source, target = jnp.ones((B, M), jnp.int32), jnp.ones((B, Q), jnp.int32)
     batch = Batch(source, target, target, source > 0, target > 0)
     text = lower_for_gpu(config, batch)

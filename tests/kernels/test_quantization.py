@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bfloat16_models import CONFIG, KINDS, V, make_bfloat16
+from bfloat16_models import CONFIG, KINDS, make_bfloat16
 from numpy.testing import assert_allclose, assert_array_equal
+from test_products_in_programs import equations_in, make_batch
 from tiny_experiment import random_params
 
 from flaxformer_mt.kernels.bfloat16 import cast_kernels
@@ -21,31 +22,16 @@ from flaxformer_mt.kernels.int8 import (
 from flaxformer_mt.kernels.kernel_table import choose_kernels
 from flaxformer_mt.kernels.key_value_cache import average, score, store, write
 from flaxformer_mt.parameter_trees import flatten_tree
-from flaxformer_mt.shapes import Batch
 from flaxformer_mt.translation.translator import quantize_params
 
 ALL_KINDS = KINDS | {"two tables, recurrent": {"tying": "decoder", "decoder_self_attention": "ssru"}}
 
 
-def make_batch() -> Batch:
-    generator = np.random.default_rng(1)
-    draw = lambda length: generator.integers(3, V, (3, length)).astype(np.int32)  # noqa: E731
-    return Batch(draw(7), draw(5), draw(5), np.ones((3, 7), bool), np.ones((3, 5), bool))
-
-
-def products_of(function: Any, *arguments: Any) -> list[tuple[str, str, str]]:
-    """The types of both operands and of the result of every product in a program and those inside it."""
-
-    def walk(jaxpr: Any) -> Any:
-        for equation in jaxpr.eqns:
-            if equation.primitive.name == "dot_general":
-                yield tuple(one.aval.dtype.name for one in (*equation.invars, *equation.outvars))
-            for value in equation.params.values():
-                for part in value if isinstance(value, tuple | list) else [value]:
-                    if hasattr(inner := getattr(part, "jaxpr", part), "eqns"):
-                        yield from walk(inner)
-
-    return list(walk(jax.make_jaxpr(function)(*arguments).jaxpr))
+def products_of(function: Any, *arguments: Any) -> list[tuple[str, ...]]:
+    """The types of both operands and of the result of every product in a program."""
+    equations = equations_in(jax.make_jaxpr(function)(*arguments).jaxpr)
+    products = [one for one in equations if one.primitive.name == "dot_general"]
+    return [tuple(v.aval.dtype.name for v in (*one.invars, *one.outvars)) for one in products]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

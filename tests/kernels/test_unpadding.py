@@ -1,6 +1,5 @@
 """Batches without padding: where tokens go, that gradients stay, and what is multiplied."""
 
-import functools
 import math
 import re
 
@@ -11,7 +10,7 @@ import pytest
 from tiny_experiment import array_of, change, random_params, small_model
 
 from flaxformer_mt.config import Config, GuidedAlignmentConfig, OptimConfig, TrainConfig
-from flaxformer_mt.kernels.unpad import find_places, remove_padding, restore_padding, unpad
+from flaxformer_mt.kernels.unpad import find_places, remove_padding, restore_padding
 from flaxformer_mt.model import make_model
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.optimizers import make_hyperparameters
@@ -141,18 +140,3 @@ def test_the_compiled_update_multiplies_parameters_with_real_tokens_only():
     slots = {ROWS * SOURCE, ROWS * TARGET}
     assert slots <= found[None]
     assert not slots & found[SIZES] and set(SIZES) <= found[SIZES]
-
-
-def test_hidden_states_are_those_of_the_tokens():
-    model = make_model(CONFIG.model, source_size=V, target_size=V, platform="cpu")
-    params, batch = random_params(model), make_batch()
-    without = unpad(batch, SIZES)
-    apply = functools.partial(model.apply, deterministic=True, method="hidden")
-    hidden, unpadded = (jax.jit(apply)({"params": params}, one) for one in (batch, without))
-    assert unpadded.shape == (12, TARGET, 12)
-    np.testing.assert_allclose(
-        restore_padding(unpadded, without.target_segments)[batch.target_mask],
-        hidden[batch.target_mask],
-        rtol=1e-4,
-        atol=1e-5,
-    )

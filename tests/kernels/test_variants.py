@@ -25,7 +25,6 @@ from flaxformer_mt.kernels.cross_entropy import (
     score_words,
 )
 from flaxformer_mt.kernels.dropout import dropout, make_dropout_key
-from flaxformer_mt.kernels.int8 import integer_product, integer_product_on_cpu
 from flaxformer_mt.kernels.matmul import Product, multiply, multiply_on_cpu
 from flaxformer_mt.kernels.relative_bias import RelativeBias
 from flaxformer_mt.kernels.relu import rectify, rectify_and_drop
@@ -287,19 +286,6 @@ def test_a_variant_computes_what_its_reference_does(name, monkeypatch):
             one, other, rtol=tolerance, atol=tolerance * max(1e-3, np.abs(other).max())
         )
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(expected)[:2]), "nothing is compared"
-
-
-@pytest.mark.parametrize("spec", ["BD,DF->BF", "BD,FD->BF", "BHWK,BHKM->BHWM"])
-def test_whole_numbers_are_multiplied_as_by_the_reference(spec):
-    sizes = dict(zip("BDFHWKM", (B, D, F, H, 1, K, M), strict=True))
-    generator = np.random.default_rng(5)
-    terms = spec.partition("->")[0].split(",")
-    x, y = (generator.integers(-127, 128, [sizes[a] for a in term]).astype(np.int8) for term in terms)
-    found, expected = (
-        jax.jit(f, static_argnums=0)(spec, x, y) for f in (integer_product_on_cpu, integer_product)
-    )
-    assert found.dtype == jnp.int32 and np.abs(expected).max() > 127
-    np.testing.assert_array_equal(found, expected)
 
 
 def test_the_table_has_the_variants_of_a_platform():

@@ -12,7 +12,7 @@ from tiny_experiment import mark_slow, random_params, small_model
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.evaluation.plots import AttentionMaps, attention_maps
+from flaxformer_mt.evaluation.plots import attention_maps
 from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.parameter_trees import flatten_tree
 from flaxformer_mt.shapes import Batch
@@ -311,16 +311,13 @@ def test_attention_weights_are_kept_on_request():
 
     logits, kept = jax.device_get(run(params, batch))
     np.testing.assert_allclose(logits, expected_logits("modern"), atol=1e-5)
-    found = {
-        "/".join(path): leaf[0]
-        for path, leaf in _flatten(kept["intermediates"], stop=lambda node: isinstance(node, tuple))
-    }
-    assert {name: leaf.shape for name, leaf in found.items()} == {
-        "encoder/layers_0/self_attention/attention_weights": (3, 2, 5, 5),
-        "decoder/layers_0/self_attention/attention_weights": (3, 2, 6, 6),
-        "decoder/layers_0/cross_attention/attention_weights": (3, 2, 6, 5),
-        "decoder/layers_1/self_attention/attention_weights": (3, 2, 6, 6),
-        "decoder/layers_1/cross_attention/attention_weights": (3, 2, 6, 5),
+    found = flatten_tree(kept["intermediates"])
+    assert {name.removesuffix("/attention_weights/0"): leaf.shape for name, leaf in found.items()} == {
+        "encoder/layers_0/self_attention": (3, 2, 5, 5),
+        "decoder/layers_0/self_attention": (3, 2, 6, 6),
+        "decoder/layers_0/cross_attention": (3, 2, 6, 5),
+        "decoder/layers_1/self_attention": (3, 2, 6, 6),
+        "decoder/layers_1/cross_attention": (3, 2, 6, 5),
     }
     for name, weights in found.items():
         np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
@@ -330,36 +327,17 @@ def test_attention_weights_are_kept_on_request():
             assert np.all(weights[1, :, :, 3:] == 0)  # pair 1 has three source tokens
 
 
-def test_attention_maps_are_in_the_order_of_layers():
-    """By their shapes; tests/model/test_scan_layers.py compares their values."""
-
-    def shapes_of(variant: str) -> AttentionMaps:
-        config = dataclasses.replace(build(variant)[0].config, num_decoder_layers=2)
-        model = make_model(config, source_size=V, target_size=V)
-        params = jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
-        return jax.eval_shape(functools.partial(attention_maps, model), params, make_rows([0, 1, 2]))
-
-    maps = shapes_of("modern")
-    assert [m.shape for m in maps.encoder] == [(3, 2, 5, 5)]
-    assert [m.shape for m in maps.decoder] == [(3, 2, 6, 6)] * 2
-    assert [m.shape for m in maps.cross] == [(3, 2, 6, 5)] * 2
-    maps = shapes_of("decoder_only")
-    assert (maps.encoder, maps.cross) == ([], [])
-    assert [m.shape for m in maps.decoder] == [(3, 2, 11, 11)] * 2
-
-
-def _flatten(node: Any, *, stop: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
-    if stop(node):
-        return [(path, node)]
-    return [item for name in node for item in _flatten(node[name], stop=stop, path=(*path, name))]
+def test_a_single_stack_has_attention_maps_of_its_own_alone():
+    """By their shapes; tests/model/test_scan_layers.py compares values, of a network of two stacks."""
+    maps = jax.eval_shape(functools.partial(attention_maps, *build("decoder_only")), make_rows([0, 1, 2]))
+    assert (maps.encoder, maps.cross) == ([], []) and [m.shape for m in maps.decoder] == [(3, 2, 11, 11)]
 
 
 def parameter_shapes(config: ModelConfig, source_size: int = V, target_size: int = V) -> dict[str, tuple]:
     model = make_model(config, source_size=source_size, target_size=target_size)
     params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
-    flat = _flatten(params, stop=lambda node: hasattr(node, "shape"))
-    return {"/".join(path): leaf.shape for path, leaf in flat}
+    return {path: leaf.shape for path, leaf in flatten_tree(params).items()}
 
 
 def attention_paths(prefix: str, *names: str) -> set[str]:

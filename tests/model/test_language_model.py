@@ -25,7 +25,6 @@ from flaxformer_mt.text_io import throughput
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.training.final_report import describe_report
 from flaxformer_mt.training.loop import fit
-from flaxformer_mt.translation import translator
 from flaxformer_mt.translation.scorer import generate_text
 from flaxformer_mt.vocab import load_vocabs
 
@@ -68,23 +67,28 @@ def run(tmp_path_factory) -> tuple[Path, Config, dict[str, Any]]:
 def score_by_definition(run_dir: Path, config: Config, lines: list[str], step: int) -> tuple[float, int]:
     """The mean of -log p(token | those before it) over all tokens and ends, and how many they are."""
     vocab = load_vocabs(run_dir / "vocab").target
-    params, _ = Checkpoints(run_dir).restore_params(step)
     ids = [vocab.tokenize(line) for line in lines]
-    tokens = np.full((len(ids), 1 + max(map(len, ids))), vocab.pad_id, np.int32)
+    tokens = np.full((len(ids), max(map(len, ids))), vocab.pad_id, np.int32)
     for row, sentence in enumerate(ids):
-        tokens[row, : 1 + len(sentence)] = [vocab.bos_id, *sentence]
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    none = np.zeros((len(ids), 0), np.int32)
-    batch = Batch(none, inputs, targets, none.astype(bool), np.ones(inputs.shape, bool))
-    model = make_model(config.model, source_size=0, target_size=vocab.size)
-    logits = jax.jit(lambda p, b: model.apply({"params": p}, b, deterministic=True))(params, batch)
-    log_probabilities = np.asarray(jax.nn.log_softmax(logits), np.float64)
+        tokens[row, : len(sentence)] = [vocab.bos_id, *sentence[:-1]]
+    log_probabilities = compute_log_probabilities(run_dir, config, tokens, step)
     total, count = 0.0, 0
     for row, sentence in enumerate(ids):
         for place, token in enumerate(sentence):
             total -= log_probabilities[row, place, token]
             count += 1
     return total / count, count
+
+
+def compute_log_probabilities(run_dir: Path, config: Config, inputs: np.ndarray, step: int) -> np.ndarray:
+    """Of each token after those of the rows of `inputs` up to it."""
+    none = np.zeros((len(inputs), 0), np.int32)
+    batch = Batch(none, inputs, inputs, none.astype(bool), np.ones(inputs.shape, bool))
+    size = load_vocabs(run_dir / "vocab").target.size
+    model = make_model(config.model, source_size=0, target_size=size)
+    params, _ = Checkpoints(run_dir).restore_params(step)
+    logits = jax.jit(lambda p, b: model.apply({"params": p}, b, deterministic=True))(params, batch)
+    return np.asarray(jax.nn.log_softmax(logits), np.float64)
 
 
 def test_it_learns_and_logs_perplexity_instead_of_translations(run):
@@ -145,16 +149,28 @@ def test_its_evaluation_shows_progress(run, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--source=a"], "a language model of xx .* takes no source a, .*--reference=FILE alone"),
-        (["--reference=b", "--beam_size=2", "--lowercase"], "leave out --beam_size and --lowercase"),
-        (["--reference=b", "--split=test"], "--split=test and --reference=b exclude each other"),
+        ("evaluate --source=a", "a language model of xx .* takes no source a, .*--reference=FILE alone"),
+        ("evaluate --reference=b --beam_size=2 --lowercase", "leave out --beam_size and --lowercase"),
+        ("evaluate --reference=b --split=test", "--split=test and --reference=b exclude each other"),
+        (f"translate --input={__file__}", "is a language model"),
+        ("generate --prompt=ba_do_fi --length=3", "the prompt has 3 tokens and the text at"),
+        ("generate --length=9999", "--length is 9999, but the model has positions for 5000"),
+        ("generate --n_best=0", "--n_best is 0"),
+        ("generate --beam_size=3", "--beam_size=3 has no effect on sample search"),
     ],
 )
-def test_what_only_translations_have_is_refused(run, capsys, flags, message):
+def test_what_a_language_model_cannot_do_is_refused(run, capsys, flags, message):
     run_dir, _, _ = run
-    assert main(["evaluate", f"--run={run_dir}", *flags]) == 2
+    command, *flags = (word.replace("ba_do_fi", "ba do fi") for word in flags.split())
+    assert main([command, f"--run={run_dir}", *flags]) == 2
     told = capsys.readouterr().err
     assert re.fullmatch(rf"error: .*{message}.*\n", told)
+
+
+def test_a_translation_model_writes_no_texts(tiny_run, capsys):
+    assert main(["generate", f"--run={tiny_run}"]) == 2
+    told = capsys.readouterr().err
+    assert "is a translation model (data.source_language is xx), not a language model" in told
 
 
 @pytest.mark.parametrize("batching", ["bucket", "pack"])
@@ -165,13 +181,6 @@ def test_show_traces_a_step_without_sources(run, batching):
     assert shown["vocabulary"] == {"source_size": 0, "target_size": 11}
     assert shown["step"]["target_tokens"] == 128 and shown["step"]["teraflops"] >= 0
     assert list(shown["parameters"]["modules"])[0].startswith("decoder/")
-
-
-def test_there_is_nothing_to_translate(run, capsys, tmp_path):
-    run_dir, _, _ = run
-    (tmp_path / "text").write_text("ba do\n")
-    assert main(["translate", f"--run={run_dir}", f"--input={tmp_path / 'text'}"]) == 2
-    assert "is a language model" in capsys.readouterr().err
 
 
 def test_splits_and_texts_that_are_not_there_are_told_of(run, tmp_path):
@@ -201,35 +210,12 @@ def test_it_writes_texts(run, capfdbinary):
     vocab = load_vocabs(run_dir / "vocab").target
     tokens = [vocab.bos_id, *vocab.tokenize(greedy.text)]
     tokens = tokens if greedy.is_finished else tokens[:-1]
-    inputs = np.array([tokens[:-1]], np.int32)
-    none = np.zeros((1, 0), np.int32)
-    batch = Batch(none, inputs, inputs, none.astype(bool), np.ones(inputs.shape, bool))
-    params, _ = Checkpoints(run_dir).restore_params(16)
-    model = make_model(config.model, source_size=0, target_size=vocab.size)
-    logits = jax.jit(lambda p, b: model.apply({"params": p}, b, deterministic=True))(params, batch)
-    log_probs = jax.nn.log_softmax(logits)[0]
-    chosen = np.asarray(log_probs)[np.arange(len(tokens) - 1), tokens[1:]]
+    (log_probs,) = compute_log_probabilities(run_dir, config, np.array([tokens[:-1]], np.int32), 16)
+    chosen = log_probs[np.arange(len(tokens) - 1), tokens[1:]]
     assert greedy.log_prob == pytest.approx(chosen.sum(), abs=1e-4)
     banned = np.isin(np.arange(vocab.size), [vocab.pad_id, vocab.bos_id])
-    best = np.where(banned, -np.inf, np.asarray(log_probs)).argmax(axis=-1)
+    best = np.where(banned, -np.inf, log_probs).argmax(axis=-1)
     assert best[2:].tolist() == tokens[3:]  # after the prompt
-
-
-def test_its_programs_are_kept_where_no_run_chooses(run, tmp_path, monkeypatch):
-    """Compiled programs are executed, so a foreign run must not bring a folder of them in data.cache_dir."""
-    run_dir, config, _ = run
-    monkeypatch.setenv("FLAXFORMER_MT_CACHE", str(tmp_path / "own"))
-
-    class StopHereError(Exception):
-        pass
-
-    def stop(folder):
-        raise StopHereError(folder)
-
-    monkeypatch.setattr(translator, "enable_compilation_cache", stop)
-    with pytest.raises(StopHereError, match=f"^{tmp_path}/own/compiled$"):
-        generate_text(run_dir)
-    assert config.data.cache_dir
 
 
 def test_its_samples_are_a_function_of_the_seed(run, capfdbinary):
@@ -245,16 +231,3 @@ def test_its_samples_are_a_function_of_the_seed(run, capfdbinary):
     assert set(" ".join(texts).split()) <= {*WORDS, "\u2047"}
     assert sample() == texts
     assert sample("--seed=2") != texts
-
-
-def test_what_it_cannot_write_is_refused(run, tiny_run, capfd):
-    run_dir, _, _ = run
-    for flags, message in [
-        ([f"--run={tiny_run}"], "is a translation model (data.source_language is xx), not a language model"),
-        ([f"--run={run_dir}", "--prompt=ba do fi", "--length=3"], "the prompt has 3 tokens and the text at"),
-        ([f"--run={run_dir}", "--length=9999"], "--length is 9999, but the model has positions for 5000"),
-        ([f"--run={run_dir}", "--n_best=0"], "--n_best is 0"),
-        ([f"--run={run_dir}", "--beam_size=3"], "--beam_size=3 has no effect on sample search"),
-    ]:
-        assert main(["generate", *flags]) == 2
-        assert message in capfd.readouterr().err

@@ -9,12 +9,6 @@ from flaxformer_mt.model.lora import add_factors, is_matrix, merge_factors, with
 from flaxformer_mt.model.scanned_layers import stack_layers, unstack_layers
 from flaxformer_mt.parameter_trees import flatten_tree
 
-QUERY, OUT, IN = (
-    "encoder/layers_0/self_attention/query/kernel",
-    "encoder/layers_0/self_attention/output/kernel",
-    "encoder/layers_1/feedforward/input/kernel",
-)
-
 
 def test_changes_are_merged_into_matrices_of_any_form_and_layout():
     """At first nothing changes; then each matrix gets scale * down @ up, in the layout of scan_layers too."""

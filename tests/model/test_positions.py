@@ -18,25 +18,18 @@ def paper_table(length: int, model_dim: int) -> np.ndarray:
     """Section 3.5 word for word, in Python's floats."""
     table = np.zeros((length, model_dim))
     for position in range(length):
-        for i in range(model_dim // 2):
-            angle = position / 10000 ** (2 * i / model_dim)
-            table[position, 2 * i] = math.sin(angle)
-            table[position, 2 * i + 1] = math.cos(angle)
+        for column in range(model_dim):
+            angle = position / 10000 ** (2 * (column // 2) / model_dim)
+            table[position, column] = math.cos(angle) if column % 2 else math.sin(angle)
     return table
 
 
-@pytest.mark.parametrize("model_dim", [2, 6, 14])
+@pytest.mark.parametrize("model_dim", [2, 7, 14])
 def test_sinusoidal_table_is_the_papers(model_dim):
+    """An odd width ends in a sine."""
     table = sinusoidal_table(300, model_dim)
     assert table.dtype == np.float32
     np.testing.assert_allclose(table, paper_table(300, model_dim), rtol=0, atol=1e-7)
-
-
-def test_an_odd_width_ends_in_a_sine():
-    table = sinusoidal_table(50, 7)
-    expected = [math.sin(p / 10000 ** (6 / 7)) for p in range(50)]
-    np.testing.assert_allclose(table[:, 6], expected, atol=1e-7)
-    np.testing.assert_allclose(table[:, 5], [math.cos(p / 10000 ** (4 / 7)) for p in range(50)], atol=1e-7)
 
 
 def test_rotation_by_hand():
@@ -44,14 +37,6 @@ def test_rotation_by_hand():
     turned = turn(np.array([[[[1.0, 1.0, 0.0, 0.0]]]], np.float32), np.array([[3]]))
     expected = [math.cos(3), math.cos(0.03), math.sin(3), math.sin(0.03)]
     np.testing.assert_allclose(np.ravel(turned), expected, atol=1e-6)
-
-
-def test_rotation_at_the_start_is_the_identity_and_keeps_lengths():
-    vectors = np.random.default_rng(0).normal(size=(2, 5, 3, 6)).astype(np.float32)
-    np.testing.assert_array_equal(turn(vectors, np.zeros((1, 5), np.int32)), vectors)
-    turned = np.asarray(turn(vectors, np.arange(5, dtype=np.int32)[None]))
-    np.testing.assert_allclose(np.linalg.norm(turned, axis=-1), np.linalg.norm(vectors, axis=-1), rtol=1e-5)
-    assert not np.allclose(turned[:, 1:], vectors[:, 1:], atol=0.1)
 
 
 def test_rotary_scores_depend_on_distances_alone():

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from tiny_experiment import random_layer_params
 
-from flaxformer_mt.config import Config, ModelConfig
-from flaxformer_mt.config.checks import validate
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.kernels import Kernels
 from flaxformer_mt.model.recurrence import SimplerRecurrence, find_starts
 
@@ -50,9 +48,3 @@ def test_all_positions_in_parallel_are_the_equations_token_by_token(dtype):
                 expected = ssru(params, x[row, chosen])
                 np.testing.assert_allclose(np.float64(packed[row, chosen]), expected, atol=tolerance)
     assert np.abs(np.float64(found) - np.float64(packed)).max() > 0.1  # segments are at work
-
-
-def test_a_decoder_only_model_has_no_recurrence():
-    model = ModelConfig(architecture="decoder_only", decoder_self_attention="ssru")
-    with pytest.raises(UserError, match="^model.decoder_self_attention is ssru, but a decoder_only model"):
-        validate(Config(model=model))

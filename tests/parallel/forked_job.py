@@ -137,12 +137,7 @@ def move(process: int, folder: str) -> None:
 
 
 def see_damage(process: int, run: str, by: int) -> None:
-    pretend_damage(process == by)
-    os.write(2, f"step {check_state(Path(run), 'fsdp 8')}\n".encode())
-
-
-def pretend_damage(really: bool) -> None:
-    """From now on this process cannot read the newest checkpoint of a run."""
+    """Restores a run of which the process `by` cannot read the newest checkpoint."""
     find = atomic_folder.find_damage
 
     def find_damage(folder: Path, *arguments: Any) -> str:
@@ -150,20 +145,19 @@ def pretend_damage(really: bool) -> None:
         newest = folder.name == str(max(steps, default=None))
         return "file x is missing" if newest else find(folder, *arguments)
 
-    if really:
+    if process == by:
         checkpoint_index.atomic_folder.find_damage = find_damage
+    os.write(2, f"step {check_state(Path(run), 'fsdp 8')}\n".encode())
 
 
-def command(process: int, flags: list[str], *, damaged: int = -1, memory: int = 0, devices: int = 4) -> int:
+def command(process: int, flags: list[str], *, memory: int = 0, devices: int = 4) -> int:
     """A command, as the shell sees it.
 
     Args:
-      damaged: the process that cannot read the newest checkpoint.
       memory: bytes of each device; 0: unknown.
       devices: number of devices of each process.
     """
     os.environ["XLA_FLAGS"] = quick_environment(devices)["XLA_FLAGS"]
-    pretend_damage(process == damaged)
     if memory:
         os.environ["FLAXFORMER_MT_DEVICE_MEMORY"] = str(memory)
     return main(flags)

@@ -33,10 +33,8 @@ from flaxformer_mt.training.setup import compile_train_step, load_state
 from flaxformer_mt.training.state import TrainState, init_state
 from flaxformer_mt.training.update import (
     UpdateConfig,
-    add_sums,
     make_gradient_step,
     make_train_step,
-    make_update,
 )
 from flaxformer_mt.translation import translator
 from flaxformer_mt.translation.scorer import Scorer
@@ -144,11 +142,6 @@ def train(name: str, rate: float = 0.0) -> Run:
 
 
 @pytest.fixture(scope="module")
-def plain() -> Run:
-    return train("one")
-
-
-@pytest.fixture(scope="module")
 def runs() -> dict[str, Run]:
     """With dropout, whose masks do not depend on the layout."""
 
@@ -170,26 +163,6 @@ def test_every_layout_trains_as_one_device_does(runs, name):
     assert one.metrics[0].weight == other.metrics[0].weight == make_batch(0).target_weights.sum()
 
 
-def test_parts_of_a_batch_train_as_the_batch_does(runs):
-    """Eight parts, one of which has no token at all, with their parts of the dropout masks."""
-    config, one = on(ONE), runs["one"]
-    gradient_step = make_gradient_step(make_network(DROPOUT), UpdateConfig.of(config))
-    gradient = jax.jit(gradient_step)
-    update, add = jax.jit(make_update(UpdateConfig.of(config))), jax.jit(add_sums)
-    state, losses = one.parallel.init(make_state), []
-    for number in range(STEPS):
-        batch, sums = make_batch(number), None
-        for part in range(8):
-            rows = jax.tree.map(lambda array, part=part: array[part * PART : (part + 1) * PART], batch)
-            found = gradient(state.params, NUMBERS, state.step, rows, part=np.int32(part))
-            sums = found if sums is None else add(sums, found)
-        state, metrics = update(state, NUMBERS, sums)
-        losses.append(float(metrics.loss_sum / metrics.weight))
-    np.testing.assert_allclose(losses, one.losses, rtol=1e-5)
-    for left, right in zip(jax.tree.leaves(one.state), jax.tree.leaves(state), strict=True):
-        np.testing.assert_allclose(right, left, rtol=2e-4, atol=2e-5)
-
-
 def test_devices_of_a_pmap_draw_dropout_of_their_own():
     """Rows that are all the same give different losses where masks differ."""
     config = on("pmap 8", with_dropout(0.5))
@@ -207,10 +180,7 @@ def test_devices_of_a_pmap_draw_dropout_of_their_own():
     assert parallel.compile(lambda x: 2 * x)(state.step) == 0
 
 
-def test_dropout_is_at_work_in_these_tests(runs, plain):
-    assert abs(runs["one"].losses[1] - plain.losses[1]) > 1e-3
-
-
+SSRU = {"decoder_self_attention": "ssru", "dropout_rate": DROPOUT}
 T5 = (
     {"positions": "relative", "relative_buckets": 8, "relative_distance": 6}
     | {"attention_scale": False, "activation": "geglu_tanh", "norm": "rms", "attention_bias": False}
@@ -219,24 +189,16 @@ T5 = (
 
 
 @pytest.mark.parametrize(
-    ("fields", "weights", "path", "share"),
+    ("fields", "path", "share"),
     [
-        pytest.param(
-            {"decoder_self_attention": "ssru", "dropout_rate": DROPOUT},
-            {},
-            *("layers_0/recurrence/forget/kernel", (8, 8)),
-            id="a recurrent decoder",
-        ),
-        pytest.param(
-            *(T5, {}, "relative_positions/embedding", (8, 4)),
-            id="relative positions",
-            marks=pytest.mark.slow,
-        ),
+        (SSRU, "layers_0/recurrence/forget/kernel", (8, 8)),
+        pytest.param(T5, "relative_positions/embedding", (8, 4), marks=pytest.mark.slow),
     ],
+    ids=["a recurrent decoder", "relative positions"],
 )
-def test_other_networks_are_split_as_one_is(fields, weights, path, share):
+def test_other_networks_are_split_as_one_is(fields, path, share):
     """An update on one device and on eight, split over three axes, is the same."""
-    config = change(CONFIG, model=fields, train=weights)
+    config = change(CONFIG, model=fields)
     batch = make_batch(3)
     model = make_model(config.model, source_size=V, target_size=V)
     found = {}
@@ -254,27 +216,10 @@ def test_other_networks_are_split_as_one_is(fields, weights, path, share):
             np.testing.assert_allclose(leaf, found["one"][0][path], atol=2e-5, err_msg=f"{name} {path}")
 
 
-def bytes_on_first_device(tree: Any) -> int:
-    return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))
-
-
-@pytest.mark.parametrize(
-    ("name", "share"),
-    [
-        ("one", 1),
-        ("pmap 8", 1),
-        pytest.param("fsdp 8", 8, marks=pytest.mark.slow),
-        pytest.param("tensor 8", 8, marks=pytest.mark.slow),
-        ("2 x 2 x 2", 4),
-    ],
-)
-def test_states_keep_the_sharding_of_their_initialization(runs, name, share):
+@pytest.mark.parametrize("name", NAMES)
+def test_states_keep_the_sharding_of_their_initialization(runs, name):
     """After twenty updates the moments and the average are split as the parameters are."""
     run = runs[name]
-    for tree in (run.placed.params, run.placed.ema_params, run.placed.opt_state):
-        whole = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
-        # vectors are whole everywhere, and there are many of them in a model this small
-        assert whole / share <= bytes_on_first_device(tree) < whole / share + 0.2 * whole * (share > 1) + 1
     for leaf, sharding in zip(
         jax.tree.leaves(run.placed), jax.tree.leaves(run.parallel.shardings(run.placed)), strict=True
     ):
@@ -310,28 +255,6 @@ def test_each_gradient_and_each_split_parameter_is_sent_once(runs, name):
     # Beside the gradients: sums of losses, tokens and squares.
     whole = sum(leaf.nbytes for leaf in params) - split
     assert whole < sent["all-reduce"] < whole + 4 * (len(params) + 9), name
-
-
-@pytest.mark.parametrize("name", [*NAMES[2:4], NAMES[-1]])
-def test_each_mesh_compiles_one_program_for_one_shape(runs, plain, name):
-    """Which, without dropout, trains as one device does, too."""
-    parallel = runs[name].parallel
-    traced, losses = [], []
-    model = make_network(gathers_twice=parallel.layout.gathers_twice)
-    train_step = make_train_step(model, UpdateConfig.of(CONFIG), parallel)
-
-    def step(state, batch):
-        traced.append(1)
-        return train_step(state, NUMBERS, batch)
-
-    compiled, state = parallel.compile(step, donate=(0,)), parallel.init(make_state)
-    for number in range(STEPS):
-        state, metrics = compiled(state, parallel.put(make_batch(number)))
-        losses.append(metrics.loss_sum / metrics.weight)
-    assert len(traced) == 1 and compiled._cache_size() == 1
-    np.testing.assert_allclose(losses, plain.losses, rtol=1e-5)
-    for left, right in zip(jax.tree.leaves(plain.state), jax.tree.leaves(state), strict=True):
-        np.testing.assert_allclose(parallel.fetch(right), left, rtol=2e-4, atol=2e-5)
 
 
 class Reading:

@@ -14,25 +14,14 @@ from pathlib import Path
 import jax
 import pytest
 from made_up_text import write_text
-from tiny_experiment import change, quick_environment
+from tiny_experiment import change, quick_environment, write_config_file
 
 from flaxformer_mt.commands.main import main
-from flaxformer_mt.config.files import to_dict
-from flaxformer_mt.errors import UserError
-from flaxformer_mt.parallel import processes
 from flaxformer_mt.scoring import metrics
 from flaxformer_mt.tracking import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 
-CONFIG = """
-from flaxformer_mt.config import Config
-from flaxformer_mt.config.files import from_dict
-
-
-def get_config() -> Config:
-    return from_dict({values!r})
-"""
 
 # Training in which this process kills itself after update 20, once the checkpoint of step 16 is written.
 KILLED = """
@@ -98,9 +87,7 @@ def config(tiny_config, tmp_path_factory) -> Path:
         search={"method": "greedy", "beam_size": 1},
         parallel={"devices": 0, "backend": "mesh"},
     )
-    path = folder / "tiny.py"
-    path.write_text(CONFIG.format(values=to_dict(config)), encoding="utf-8")
-    return path
+    return write_config_file(folder / "tiny.py", config)
 
 
 @pytest.fixture(scope="module")
@@ -240,24 +227,3 @@ def test_inconsistent_flags_are_user_errors(capsys):
     assert capsys.readouterr().err.endswith("error: --process=2 of --processes=2: it must be from 0 to 1\n")
     assert main(["train", "--processes=2"]) == 2
     assert "error: --coordinator and --process missing: several" in capsys.readouterr().err
-
-
-def test_a_decision_of_process_0_is_that_of_all(monkeypatch):
-    """Its value, or its user error; the other processes do not decide."""
-
-    def refuse():
-        raise UserError("no undamaged checkpoint is left")
-
-    assert processes.decide_once(lambda: 5) == 5  # one process
-    monkeypatch.setattr(processes, "process_count", lambda: 2)
-    sent = []
-    monkeypatch.setattr(processes, "exchange", lambda message: [message, sent.append(message) or b"{}"])
-    assert processes.decide_once(lambda: [8, None]) == [8, None]
-    with pytest.raises(UserError, match="no undamaged checkpoint is left"):
-        processes.decide_once(refuse)
-    monkeypatch.setattr(processes, "is_first", lambda: False)
-    answers = iter(sent)
-    monkeypatch.setattr(processes, "exchange", lambda message: [next(answers), message])
-    assert processes.decide_once(refuse) == [8, None]
-    with pytest.raises(UserError, match="no undamaged checkpoint is left"):
-        processes.decide_once(lambda: 12)

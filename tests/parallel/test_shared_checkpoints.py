@@ -1,7 +1,6 @@
 """Checkpoints that two processes write together: on any layout, whoever is killed, whatever is damaged."""
 
 import itertools
-import shutil
 import signal
 from pathlib import Path
 
@@ -17,10 +16,8 @@ from forked_job import (
     save_state,
 )
 from test_parallel import LAYOUTS
-from test_processes import CONFIG
 
 from flaxformer_mt import atomic_folder
-from flaxformer_mt.config.files import to_dict
 from flaxformer_mt.object_store.remote_runs import open_copy, publish
 from flaxformer_mt.runs.checkpoints import Checkpoints
 
@@ -60,21 +57,6 @@ def test_processes_resume_from_the_step_that_process_0_has_chosen(jobs, tmp_path
             "error: process 1 of 2 cannot read checkpoint 2, from which process 0 resumes training: "
             f"checkpoint 2 of {tmp_path / 'checkpoints'} is damaged: file x is missing; "
         )
-
-
-def test_training_ends_with_one_line_if_a_process_cannot_read_the_checkpoint(
-    jobs, tiny_config, tiny_run, tmp_path
-):
-    shutil.copytree(tiny_run, tmp_path / "run")
-    (tmp_path / "run" / "report.json").unlink()
-    config = to_dict(tiny_config)
-    config["parallel"] |= {"devices": 0, "fsdp": 8}
-    (tmp_path / "fsdp.py").write_text(CONFIG.format(values=config), encoding="utf-8")
-    flags = ["train", f"--config={tmp_path / 'fsdp.py'}", f"--run={tmp_path / 'run'}"]
-    for printed in jobs.run("command", 2, 2, flags=flags, damaged=1):
-        (line,) = [line for line in printed.split("\n") if line.startswith("error: ")]
-        assert "process 1 of 2 cannot read checkpoint 48, from which process 0 resumes training" in line
-        assert "Traceback" not in printed
 
 
 def test_a_full_disk_of_one_process_is_one_message_of_all(jobs, tmp_path):

@@ -155,21 +155,6 @@ def test_an_artifact_is_built_once_and_again_when_it_is_damaged(tmp_path, monkey
     assert [path.name for path in (tmp_path / "root").iterdir()] in (["x"], [])
 
 
-def test_killed_while_writing_the_first_leaves_none_or_all(tmp_path, monkeypatch):
-    final = tmp_path / "7"
-
-    def check(died: bool) -> None:
-        manifest.sweep_folders(tmp_path)
-        assert [path.name for path in tmp_path.iterdir()] in ([], ["7"])
-        if final.exists():
-            assert manifest.find_damage(final) == ""
-            manifest.remove_folder(final)
-        else:
-            assert died
-
-    assert survive(monkeypatch, lambda: write_folder(final, "new"), check) > 8
-
-
 def test_killed_while_removing_leaves_all_or_none(tmp_path, monkeypatch):
     final = tmp_path / "7"
 

@@ -20,6 +20,11 @@ from flaxformer_mt.runs.target_lengths import (
 from flaxformer_mt.translation.translator import Translator
 
 
+@pytest.fixture
+def run(tiny_run, tmp_path):
+    return shutil.copytree(tiny_run, tmp_path / "run")
+
+
 def make_lengths(count: int) -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(1)
     sources = generator.integers(2, 40, count)
@@ -94,9 +99,7 @@ def test_a_damaged_file_is_named_with_a_remedy(tmp_path, text, problem):
         read_target_lengths(tmp_path)
 
 
-def test_a_prepared_run_learns_them_and_translates_with_them(tiny_config, tiny_run, tmp_path, monkeypatch):
-    run = tmp_path / "run"
-    shutil.copytree(tiny_run, run)
+def test_a_prepared_run_learns_them_and_translates_with_them(tiny_config, run, monkeypatch):
     assert prepare(tiny_config, run).report["target_lengths"] is None  # 64 pairs are too few
     translator = Translator.load(run)
     assert translator.search.lengths.learned is None and "target_lengths" not in translator.describe()
@@ -128,10 +131,8 @@ def test_training_lines_of_several_sentences_and_in_capitals_are_counted(tiny_co
     assert read_target_lengths(tmp_path / "run")[1:] == (8 / 64, shares)
 
 
-def test_letter_cases_are_guarded_as_the_run_was_trained(tiny_run, tmp_path):
+def test_letter_cases_are_guarded_as_the_run_was_trained(run):
     """Runs without the record, of earlier versions, translate capitals as they are, unless told otherwise."""
-    run = tmp_path / "run"
-    shutil.copytree(tiny_run, run)
     for known, option, expected in (
         ({}, "auto", []),
         ({}, "always", ["capitals", "single_words", "title_case"]),
@@ -143,9 +144,7 @@ def test_letter_cases_are_guarded_as_the_run_was_trained(tiny_run, tmp_path):
         assert translator.describe().get("capitals", []) == expected
 
 
-def test_sentences_are_translated_apart_as_the_run_was_trained(tiny_run, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(tiny_run, run)
+def test_sentences_are_translated_apart_as_the_run_was_trained(run):
     decided = {}
     for share in (None, 0.0, 0.3):
         known = {} if share is None else {"several_sentences": share}

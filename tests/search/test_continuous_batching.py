@@ -1,7 +1,6 @@
 """Continuous batching: the same results as if all lines were searched at once."""
 
 import dataclasses
-import functools
 from functools import partial
 
 import jax
@@ -36,21 +35,15 @@ def make_task(options, capacity=LENGTH) -> Search:
     return Search(next_logits, options, SYMBOLS, capacity, 2 if options.method != "greedy" else 1)
 
 
-@functools.cache
-def _lay_out(options, structure, leaves) -> StateLayout:
-    tables, lines = jax.tree.unflatten(structure, [np.zeros((1, *shape), dtype) for shape, dtype in leaves])
+def lay_out(options, tables, lines) -> StateLayout:
+    table, line = jax.tree.map(lambda leaf: np.zeros_like(leaf[:1]), (tables, lines))
 
     def start(source_length, capacity):
         task = make_task(options, capacity)
-        cache = start_cache(tables, task.width)._replace(start_steps=jnp.zeros(1, jnp.int32))
-        return pack(task.start(cache, lines, clip=False))
+        cache = start_cache(table, task.width)._replace(start_steps=jnp.zeros(1, jnp.int32))
+        return pack(task.start(cache, line, clip=False))
 
     return find_layout(start, pad_id=SYMBOLS.pad_id)
-
-
-def lay_out(options, tables, lines) -> StateLayout:
-    leaves, structure = jax.tree.flatten((tables, lines))
-    return _lay_out(options, structure, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves))
 
 
 @partial(jax.jit, static_argnames="options", compiler_options=QUICK)
@@ -182,19 +175,3 @@ def test_lines_that_exceed_the_capacity_are_marked_and_do_not_disturb_others(opt
             assert options is BEAM or expected.lengths[0] > capacity
         else:
             assert_same([found], [expected])
-
-
-def test_rows_that_a_program_leaves_are_free_or_continue():
-    tables, lines = make_tables(LINES, 8, seed=3), Lines(LIMITS)
-    layout, waiting = lay_out(BEAM, tables, lines), begin(tables, lines, options=BEAM)
-    state = empty(layout, Size(4, 0, LENGTH))
-    sizes = {"options": BEAM, "layout": layout, "refill": 1, "capacity": LENGTH}
-    left = go_through(state, waiting, 6, 2, **sizes)
-    owners = np.asarray(left.owners)
-    assert 2 <= (owners == NO_LINE).sum() < 4
-    # With no more lines, the others end as they would have.
-    rest = go_through(left.state, waiting, 0, 4, **sizes)
-    assert (np.asarray(rest.owners) == NO_LINE).all()
-    whole = go_through(state, waiting, 6, 4, **sizes)
-    for row in np.flatnonzero(owners != NO_LINE):
-        assert_same([pick(rest.results, LINES + row)], [pick(whole.results, owners[row])])

@@ -22,7 +22,6 @@ from test_search import (
     make_tables,
     next_logits,
     penalty,
-    run_greedy,
     search_lattice,
     search_tables,
     start_cache,
@@ -123,15 +122,6 @@ def test_rules_for_the_tokens_of_each_line():
             assert tokens_of(found, row, rank) == tokens and found.satisfied[row, rank], row
         if phrases[row]:  # the rest is marked
             assert not found.satisfied[row, len(expected) :].any(), row
-
-
-def test_paths_start_with_their_prefixes():
-    tables = make_tables(3, 9, seed=2)
-    lines = limits(8, 8, 8)._replace(prefixes=filled((5, 8, 3), (), (4,)))
-    found = run(tables, lines, options=GREEDY)
-    assert tokens_of(found, 0)[:3] == (5, 8, 3) and tokens_of(found, 2)[0] == 4
-    free = run(tables, lines._replace(prefixes=None), options=GREEDY)
-    assert tokens_of(free, 1) == tokens_of(found, 1)  # a line without a prefix is as it was
 
 
 def test_samples_start_with_their_prefixes_and_follow_the_rules():
@@ -629,16 +619,6 @@ def test_a_sample_depends_on_its_line_and_seed_alone():
     np.testing.assert_array_equal(reseeded.tokens[1:], together.tokens[1:])
     same = run(tables[[0, 0]], fewer._replace(seeds=seeds(5, 5)), options=SAMPLE, **sizes)
     assert tokens_of(same, 0) == tokens_of(same, 1)
-
-
-def test_sampling_the_likeliest_is_greedy_search():
-    tables = make_tables(4, 9, seed=3)
-    lines = limits(9, 7, 0, 9)._replace(seeds=seeds(1, 2, 3, 4))
-    greedy = run_greedy(tables, [9, 7, 0, 9])
-    for options in LIKELIEST:
-        found = run(tables, lines, options=dataclasses.replace(options, length_penalty=0.7))
-        np.testing.assert_array_equal(found.tokens, greedy.tokens, err_msg=str(options))
-        np.testing.assert_allclose(found.scores, greedy.scores, rtol=1e-5, err_msg=str(options))
 
 
 def test_a_search_ends_with_its_longest_sample():

@@ -1,6 +1,5 @@
 """Batch shapes compiled before the first update, with and without padding, once for all runs of a sweep."""
 
-import dataclasses
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -66,10 +65,6 @@ def batch_of(shape: Shape) -> BatchArray:
     return BatchArray(numbers, shape.source, packed=False, pad_id=0, bos_id=1)
 
 
-def parallel_of(memory: int | None) -> Any:
-    return SimpleNamespace(memory_limit=lambda: memory, device_kind="tiny device")
-
-
 def compile_all(program: ProgramsByShape, memory: int | None = None) -> list[str]:
     """Compiles the program for all shapes; returns the messages."""
     said: list[str] = []
@@ -78,7 +73,7 @@ def compile_all(program: ProgramsByShape, memory: int | None = None) -> list[str
         SHAPES,
         lambda shape: (batch_of(shape), (batch_of(shape),)),
         config=Config(),
-        parallel=parallel_of(memory),
+        parallel=SimpleNamespace(memory_limit=lambda: memory, device_kind="tiny device"),
         say=said.append,
     )
     return said
@@ -176,28 +171,6 @@ def test_an_evaluation_is_compiled_beside_the_first_updates(tiny_config, tiny_ru
     assert programs._found == known and len(validation._steps) == steps
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_second_start_traces_nothing_and_computes_the_same(tiny_config, tmp_path, accumulation):
-    name, before = "jax_compilation_cache_dir", jax.config.values["jax_compilation_cache_dir"]
-    config = change(tiny_config, optim={"accumulation": accumulation}, train={"label_smoothing": 0.07})
-    states = []
-    jax.config.update(name, str(tmp_path / "cache"))
-    try:
-        for start in range(2):
-            setup = set_up_training(config, tmp_path / str(start), Checkpoints(tmp_path / str(start)))
-            by_shape = setup.train_step.by_shape
-            if start:
-                by_shape.jitted = None  # whoever traces it fails
-            batches = [setup.put(short_batch(setup, max(setup.unpadded)))] * accumulation
-            state, metrics = setup.train_step(setup.state, setup.numbers, batches)
-            assert all(leaf.is_deleted() for leaf in jax.tree.leaves(setup.state.opt_state))
-            states.append(jax.device_get((setup.train_step(state, setup.numbers, batches), metrics)))
-    finally:
-        jax.config.update(name, before)
-    assert all(map(np.array_equal, *map(jax.tree.leaves, states)))
-    assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
-
-
 # ---- unpadded sizes ----
 CPU = SimpleNamespace(platform="cpu", device_count=1)
 
@@ -254,13 +227,9 @@ def unpadded_sizes_batch_of(source: int, target: int) -> BatchArray:
 def test_a_batch_with_more_tokens_than_its_shape_usually_has_keeps_its_padding():
     sizes = {Shape(4, 5, 6): (15, 18)}
     assert fitting_sizes(unpadded_sizes_batch_of(15, 18), sizes) == (15, 18)
-    assert (
-        fitting_sizes(unpadded_sizes_batch_of(16, 18), sizes)
-        is fitting_sizes(unpadded_sizes_batch_of(15, 19), sizes)
-        is None
-    )
+    assert fitting_sizes(unpadded_sizes_batch_of(16, 18), sizes) is None
+    assert fitting_sizes(unpadded_sizes_batch_of(15, 19), sizes) is None
     assert fitting_sizes(unpadded_sizes_batch_of(3, 3), {Shape(4, 5, 7): (15, 18)}) is None
-    assert fitting_sizes(unpadded_sizes_batch_of(3, 3), {}) is None
 
 
 def test_likely_tokens_hold_nearly_all_batches_of_all_epochs():
@@ -283,57 +252,9 @@ def test_likely_tokens_hold_nearly_all_batches_of_all_epochs():
     assert all(size < 1.06 * most for size, most in pairs) and len(pairs) == 6
 
 
-def test_training_without_padding_is_training_with_it(tiny_config, tmp_path):
-    """The update of a batch as training puts it on the device."""
-    states = {}
-    for unpad in ("auto", "none"):
-        # The gradients of keys' biases are rounding alone, which Adam would scale up to its learning rate.
-        config = change(
-            tiny_config,
-            data={"batch_tokens": 1024},
-            model={"dropout_rate": 0.0},
-            train={"unpad": unpad},
-            optim={"epsilon": 1e-4},
-        )
-        setup = set_up_training(config, tmp_path / unpad, Checkpoints(tmp_path / unpad))
-        assert bool(setup.unpadded) == (unpad == "auto")
-        states[unpad] = setup
-    setup = states["auto"]
-    ((shape, sizes),) = setup.unpadded.items()
-    random = np.random.default_rng(1)
-    vocab = setup.prepared.vocabs.target
-    lengths = [random.integers(2, side // 2, shape.rows) for side in (shape.source, shape.target)]
-    masks = [np.arange(n) < of[:, None] for n, of in zip((shape.source, shape.target), lengths, strict=True)]
-    ids = [random.integers(4, vocab.size, mask.shape).astype(np.int32) * mask for mask in masks]
-    target_in = np.roll(ids[1], 1, axis=1) * masks[1]
-    target_in[:, 0] = vocab.bos_id
-    batch = array_of(Batch(ids[0], target_in, ids[1], *masks), pad_id=vocab.pad_id, bos_id=vocab.bos_id)
-    after = {}
-    for unpad, setup in states.items():
-        array = setup.put(batch)
-        assert array.unpadded == (sizes if unpad == "auto" else None)
-        after[unpad], _ = setup.train_step(setup.state, setup.numbers, [array])
-    for one, other in zip(*map(jax.tree.leaves, (after["none"].params, after["auto"].params)), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
-
-
 # ---- hyperparameters ----
 # Shapes of which the fullest batch has another number of tokens in the epochs of another seed.
 DATA = {"batch_tokens": 256, "num_shapes": 2}
-# What differs from one run of a sweep to another, all at once.
-SWEEPS: tuple[dict[str, Any], ...] = (
-    {
-        "seed": 2**31 + 7,
-        "optim": {"learning_rate": 0.003, "warmup_steps": 7, "schedule": "cosine"},
-        "train": {"steps": 49},
-    },
-    {"seed": 6, "optim": {"learning_rate": 1.0, "schedule": "noam"}, "train": {"steps": 50}},
-)
-
-
-def vary(config: Config, *, seed: int | None = None, **sections: Any) -> Config:
-    config = change(config, **sections)
-    return config if seed is None else dataclasses.replace(config, seed=seed)
 
 
 def short_batch(setup: TrainingSetup, shape: Shape) -> BatchArray:
@@ -346,55 +267,33 @@ def short_batch(setup: TrainingSetup, shape: Shape) -> BatchArray:
     return array_of(Batch(source + 4 * masks[0], target_in, target + 5 * masks[1], *masks))
 
 
-def lowered(config: Config, folder: Any) -> tuple[TrainingSetup, dict[Shape, str]]:
-    """What training is set up with, and the text of the program that reads a batch, for each shape."""
-    setup = set_up_training(config, folder, Checkpoints(folder))
-    texts = {}
-    for shape in setup.unpadded:
-        batch = setup.put(short_batch(setup, shape))
-        assert batch.unpadded == setup.unpadded[shape]
-        arguments = setup.train_step.arguments_of(setup.state, setup.numbers, batch)
-        texts[shape] = setup.train_step.by_shape.lower(*arguments).as_text()
-    return setup, texts
-
-
-@pytest.mark.parametrize("accumulation", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_sweep_lowers_one_update(tiny_config, tmp_path, accumulation):
-    """The text of the program that reads a batch, and the sizes without padding, are those of one run."""
-    base = change(tiny_config, data=DATA, optim={"accumulation": accumulation})
-    setup, expected = lowered(base, tmp_path / "base")
-    assert expected
-    for number, changes in enumerate(SWEEPS):
-        optim = {**changes["optim"], "accumulation": accumulation}
-        other, found = lowered(vary(base, **{**changes, "optim": optim}), tmp_path / str(number))
-        assert found == expected
-        assert other.unpadded == setup.unpadded
-    # The texts say what is computed: a number that is no argument is seen in them.
-    _, found = lowered(change(base, train={"label_smoothing": 0.3}), tmp_path / "smoothing")
-    assert found.keys() == expected.keys() and found != expected
-
-
 @pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_sweep_compiles_nothing_anew(tiny_config, tmp_path, accumulation):
-    """The initial state and all of an update are found on disk, and compute with the numbers of their run."""
+    """The initial state and all of an update are found on disk, and compute with the numbers of their run.
+
+    Batches without padding have the sizes of one run.
+    """
     optim = {"warmup_steps": 1, "accumulation": accumulation}
     base = change(tiny_config, data=DATA, optim=optim)
     events: list[str] = []
-    params = {}
+    params, sizes = {}, []
     for name, changes in {
         "base": {},
         "seed": {"seed": 80_000 + accumulation},  # which no other test compiles anything for
-        "rate": {"optim": {**optim, "learning_rate": 0.003}, "train": {"steps": 49}},
+        "rate": {"optim.learning_rate": 0.003, "optim.schedule": "cosine", "train.steps": 49},
     }.items():
         if name == "seed":
             jax.monitoring.register_event_listener(lambda name, **_: events.append(name.rpartition("/")[2]))
-        setup = set_up_training(vary(base, **changes), tmp_path / name, Checkpoints(tmp_path / name))
+        setup = set_up_training(base.replace(changes), tmp_path / name, Checkpoints(tmp_path / name))
         initial = jax.device_get(setup.state.params)
+        sizes.append(setup.unpadded)
         shape = max(setup.unpadded)
         batch = setup.put(short_batch(setup, shape))
+        assert batch.unpadded == setup.unpadded[shape]
         state, metrics = setup.train_step(setup.state, setup.numbers, [batch] * accumulation)
         assert np.isfinite(metrics.loss_sum)
         params[name] = jax.tree.leaves(initial), jax.tree.leaves(jax.device_get(state.params))
+    assert sizes == [sizes[0]] * 3
     assert "cache_hits" in events and "cache_misses" not in events
     same = {
         name: [all(map(np.array_equal, *pair)) for pair in zip(params["base"], found, strict=True)]

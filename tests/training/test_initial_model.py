@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 from fnmatch import fnmatch
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -175,10 +176,6 @@ def test_untied_matrices_move_by_side():
     class Swapped(Pieces):
         unk_id, bos_id, eos_id, pad_id = 3, 2, 1, 0
 
-    class Both:
-        def __init__(self, source, target):
-            self.source, self.target = source, target
-
     names = {"source_embedding": (6, 2), "target_embedding": (5, 2)}
     params = {name: {"embedding": np.arange(np.prod(shape)).reshape(shape)} for name, shape in names.items()}
     params |= {"output_kernel": np.arange(10).reshape(2, 5), "output_bias": np.arange(5), "norm": np.ones(2)}
@@ -187,8 +184,8 @@ def test_untied_matrices_move_by_side():
         | {"target_embedding": {"embedding": np.full((6, 2), -1)}}
         | {"output_kernel": np.full((2, 6), -1), "output_bias": np.full(6, -1), "norm": np.zeros(2)}
     )
-    old = Both(Pieces("a", "b"), Pieces("c"))
-    new = Both(Swapped("b"), Pieces("d", "c"))
+    old = SimpleNamespace(source=Pieces("a", "b"), target=Pieces("c"))
+    new = SimpleNamespace(source=Swapped("b"), target=Pieces("d", "c"))
     moved = move_pieces(params, fresh, old, new)
     assert moved["source_embedding"]["embedding"][:, 0].tolist() == [6, 4, 2, 0, 10]
     assert moved["target_embedding"]["embedding"][:, 0].tolist() == [0, 2, 4, 6, -1, 8]

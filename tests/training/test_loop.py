@@ -14,14 +14,13 @@ import jax
 import numpy as np
 import pytest
 from pytest import raises, warns
-from tiny_experiment import change, quick_environment
+from tiny_experiment import change
 
 from flaxformer_mt import define_scorer
 from flaxformer_mt.config import Config, NoiseConfig, StageConfig
 from flaxformer_mt.config.files import read_config, save_config
 from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserError
 from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.processor import core_count
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import lock_run
 from flaxformer_mt.scoring import metrics
@@ -30,7 +29,7 @@ from flaxformer_mt.training import loop, setup
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, to_trees
 from flaxformer_mt.training.final_report import describe_report
 from flaxformer_mt.training.loop import fit
-from flaxformer_mt.training.state import TrainState, init_state
+from flaxformer_mt.training.state import init_state
 from flaxformer_mt.training.train_log import TrainingLog
 from flaxformer_mt.training.validation import Validation
 from flaxformer_mt.vocab import load_vocabs
@@ -66,12 +65,6 @@ def reference(tiny_run, tiny_report) -> tuple[Path, dict[str, Any]]:
     return tiny_run, tiny_report
 
 
-def make_state(config: Config, run_dir: Path) -> TrainState:
-    vocabs = load_vocabs(run_dir / "vocab")
-    model = make_model(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
-    return init_state(init_params(model, jax.random.key(0)), config.optim)
-
-
 # The score is the length of the translation; dies when it is asked for the third time.
 KIWI = """
 import json, sys
@@ -89,7 +82,9 @@ for line in sys.stdin:
 def load_state(run_dir: Path, step: int | str) -> dict[str, Any]:
     """All arrays of a checkpoint, by the names that the trainer gives them."""
     config = read_config(run_dir / "config.json")
-    shapes = jax.eval_shape(lambda: to_trees(make_state(config, run_dir)))
+    vocabs = load_vocabs(run_dir / "vocab")
+    model = make_model(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+    shapes = jax.eval_shape(lambda: to_trees(init_state(init_params(model, jax.random.key(0)), config.optim)))
     return Checkpoints(run_dir).restore(step, shapes)[0]
 
 
@@ -507,38 +502,3 @@ def test_an_invalid_config_is_refused_before_anything_is_written(base, tmp_path)
     with raises(UserError, match=r"train\.steps is 0"):
         fit(change(base, train={"steps": 0}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-AFTER_LOADING = """
-import sys
-from pathlib import Path
-from flaxformer_mt import Translator, fit
-from flaxformer_mt.config.files import read_config
-
-run, config, loaded = map(Path, sys.argv[1:4])
-if len(sys.argv) > 4:
-    translator = Translator.load(loaded)
-    import jax
-    assert jax.local_device_count() > 1, "the cores are no devices"
-fit(read_config(config), run)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(core_count() == 1, reason="one core")
-def test_a_model_that_was_loaded_before_changes_nothing_of_training(base, reference, tmp_path):
-    """In a notebook: loading makes the cores devices, of which training takes one, as from the shell."""
-    train = {"steps": 2, "final_checkpoint": "last", "tensorboard": False}
-    config = change(base, data={"valid_split": "unseen"}, train=train)  # nothing to translate
-    save_config(config, tmp_path / "config.json")
-    for name, more in (("alone", []), ("after", ["after"])):
-        environment = quick_environment()
-        flags = environment["XLA_FLAGS"].split()
-        environment["XLA_FLAGS"] = " ".join(flag for flag in flags if "device_count" not in flag)
-        arguments = [str(path) for path in (tmp_path / name, tmp_path / "config.json", reference[0])]
-        command = [sys.executable, "-c", AFTER_LOADING, *arguments, *more]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-    found, expected = (load_state(tmp_path / name, "last") for name in ("after", "alone"))
-    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()

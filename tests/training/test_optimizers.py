@@ -15,7 +15,6 @@ from flaxformer_mt import processor
 from flaxformer_mt.config import Config, ModelConfig, OptimConfig, TrainConfig
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.training.optimizers import (
-    clip_factor,
     learning_rate,
     make_hyperparameters,
     make_optimizer,
@@ -43,23 +42,17 @@ def test_noam_is_equation_3_of_the_paper():
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
-        # updates 1, 2, 4 (the end of warm-up), 8, 12 (the end), 16 (beyond)
-        ("inverse_sqrt", [0.125, 0.25, 0.5, 0.5 * 0.5**0.5, 0.5 * 3**-0.5, 0.25]),
-        ("constant", [0.125, 0.25, 0.5, 0.5, 0.5, 0.5]),
-        ("linear", [0.125, 0.25, 0.5, 0.25, 0, 0]),
-        ("cosine", [0.125, 0.25, 0.5, 0.25, 0, 0]),
+        # updates 1, 2, 4 (the end of warm-up), 6, 8, 12 (the end), 16 (beyond)
+        ("inverse_sqrt", [0.125, 0.25, 0.5, 0.5 * 1.5**-0.5, 0.5 * 0.5**0.5, 0.5 * 3**-0.5, 0.25]),
+        ("constant", [0.125, 0.25, 0.5, 0.5, 0.5, 0.5, 0.5]),
+        ("linear", [0.125, 0.25, 0.5, 0.375, 0.25, 0, 0]),
+        ("cosine", [0.125, 0.25, 0.5, 0.25 * (1 + math.cos(math.pi / 4)), 0.25, 0, 0]),
     ],
 )
 def test_schedules_by_hand(schedule, expected):
     """Peak 0.5 after 4 updates; linear and cosine end at 0 after 12, and are halfway at 8."""
     config = replace(CONFIG, schedule=schedule)
-    np.testing.assert_allclose(rates(config, [0, 1, 3, 7, 11, 15]), expected, rtol=1e-5, atol=1e-7)
-
-
-def test_cosine_is_not_linear_between():
-    config = replace(CONFIG, schedule="cosine")
-    expected = 0.5 * 0.5 * (1 + math.cos(math.pi / 4))
-    np.testing.assert_allclose(rates(config, [5]), [expected], rtol=1e-5)
+    np.testing.assert_allclose(rates(config, [0, 1, 3, 5, 7, 11, 15]), expected, rtol=1e-5, atol=1e-7)
 
 
 def test_without_warmup_the_first_update_is_at_the_peak():
@@ -160,11 +153,6 @@ def test_adam_is_its_definition():
             second = 0.95 * second + 0.05 * g**2
             value = value - 0.5 * (first / (1 - 0.8**number)) / (np.sqrt(second / (1 - 0.95**number)) + 1e-3)
             np.testing.assert_allclose(history[number - 1]["dense"][leaf], value, rtol=1e-4, atol=1e-5)
-
-
-def test_clipping_scales_a_gradient_to_its_largest_norm():
-    for norm, clip, factor in [(10.0, 2.5, 0.25), (10.0, 20.0, 1.0), (10.0, 0.0, 1.0), (0.0, 2.5, 1.0)]:
-        assert float(clip_factor(jax.numpy.float32(norm), replace(CONFIG, clip_norm=clip))) == factor
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,6 @@ from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.parameter_trees import flatten_tree
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
-from flaxformer_mt.runs.run_directory import lock_run
 from flaxformer_mt.training.initial_model import start_run
 from flaxformer_mt.training.loop import fit
 
@@ -165,45 +164,28 @@ def test_a_run_starts_from_another_one_in_a_store(bucket, tiny_run, tiny_config,
         start_run(tiny_config, open_copy(new), f"{base}@16")
 
 
-def test_one_training_at_a_time_and_none_that_has_lost_its_lock(bucket, tiny_run):
-    run = f"{bucket}/x"
-    upload(tiny_run, run)
-    copy = open_copy(run)
-    with lock_run(copy):
-        mine = ObjectStore(run).read(".lock")
-        # Another machine has waited for a sign of life, and has taken over.
-        ObjectStore(run).write(".lock", b'{"process": 7, "host": "pod-1"}')
-        with raises(UserError, match=rf"{run} is being trained by process 7 on host pod-1; this process"):
-            remote_runs.withdraw(copy / "checkpoints" / "16")
-        ObjectStore(run).write(".lock", mine)
-    assert "checkpoints/16/manifest.json" in objects(run) and ".lock" not in ObjectStore(run).list()
-
-
 @pytest.mark.filterwarnings("ignore")  # of these packages
 def test_a_training_in_s3_that_is_killed_goes_on_elsewhere(tiny_config, tiny_run, tmp_path, monkeypatch):
     with s3_bucket(monkeypatch) as bucket:
-        kill_and_resume(f"{bucket}/runs/x", tiny_config, tiny_run, tmp_path, monkeypatch)
-
-
-def kill_and_resume(run, tiny_config, tiny_run, tmp_path, monkeypatch):
-    code = "from flaxformer_mt import fit; from flaxformer_mt.config.files import read_config\n"
-    code += f"fit(read_config({str(tiny_run / 'config.json')!r}), {run!r})"
-    paths = os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "FLAXFORMER_MT_CACHE": str(tmp_path / "machine 0")}
-    child = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    store = ObjectStore(run)
-    while "checkpoints/16/manifest.json" not in store.list():
-        assert child.poll() is None, child.stderr.read().decode()
-        time.sleep(0.02)
-    child.send_signal(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL and ".lock" in store.list()
-    move_to_machine(monkeypatch, tmp_path / "machine 1")
-    report = fit(tiny_config, run)
-    assert report["step"] == 48 and ".lock" not in store.list()
-    copy = remote_runs.open_copy(run)
-    for step in (16, 32, 48):
-        remote_runs.fetch(copy / "checkpoints" / str(step), lambda name: True)
-    assert_same_run(copy, tiny_run)
-    close_copies()
+        run = f"{bucket}/runs/x"
+        code = "from flaxformer_mt import fit; from flaxformer_mt.config.files import read_config\n"
+        code += f"fit(read_config({str(tiny_run / 'config.json')!r}), {run!r})"
+        paths = os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONPATH": paths, "FLAXFORMER_MT_CACHE": str(tmp_path / "machine 0")}
+        child = subprocess.Popen(
+            [sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        store = ObjectStore(run)
+        while "checkpoints/16/manifest.json" not in store.list():
+            assert child.poll() is None, child.stderr.read().decode()
+            time.sleep(0.02)
+        child.send_signal(signal.SIGKILL)
+        assert child.wait() == -signal.SIGKILL and ".lock" in store.list()
+        move_to_machine(monkeypatch, tmp_path / "machine 1")
+        report = fit(tiny_config, run)
+        assert report["step"] == 48 and ".lock" not in store.list()
+        copy = remote_runs.open_copy(run)
+        for step in (16, 32, 48):
+            remote_runs.fetch(copy / "checkpoints" / str(step), lambda name: True)
+        assert_same_run(copy, tiny_run)
+        close_copies()

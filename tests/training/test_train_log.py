@@ -88,6 +88,7 @@ def test_each_epoch_ends_with_the_means_over_its_tokens():
     lines, without = Lines(), Lines()
     run(make_log(lines, make_config()), UPDATES, [0, 0, 1, 1, 2])
     assert [(step, split) for step, split, _ in lines] == [(3, "epoch"), (4, "train"), (5, "epoch")]
+    assert lines.without_line == [1, 2, 3, 5]
     assert lines[0][2] == {"epoch": 1, "loss": 19 / 7, "accuracy": 4 / 7, "target_tokens": 7}
     assert lines[2][2] == {"epoch": 2, "loss": 6 / 6, "accuracy": 2 / 6, "target_tokens": 6}
     assert (lines[1][2]["loss"], lines[1][2]["accuracy"]) == (24 / 12, 5 / 12)
@@ -95,12 +96,6 @@ def test_each_epoch_ends_with_the_means_over_its_tokens():
     for _, _, values in lines:
         del values["accuracy"]
     assert without == lines
-
-
-def test_updates_that_end_no_line_end_a_silence():
-    lines = Lines()
-    run(make_log(lines, make_config(log_every=2)), UPDATES, [0] * 5)
-    assert lines.without_line == [1, 3, 5] and [step for step, _, _ in lines] == [2, 4]
 
 
 def test_the_loss_of_alignments_is_a_mean_of_its_own_and_survives_a_stop():
@@ -289,14 +284,6 @@ def test_what_was_waited_before_a_stop_is_in_the_line_after_it():
 
 
 # ---- train progress ----
-def test_an_update_moves_one_step_to_the_next_batch():
-    progress = TrainProgress()
-    assert progress.position == Position(0, 0)
-    progress.advance(Position(0, 2))
-    progress.record_evaluation({"bleu": 1.0}, best_metric="bleu")
-    progress.advance(Position(1, 0))
-    assert (progress.step, progress.position) == (2, Position(1, 0))
-    assert progress.metrics == {}  # of another step
 
 
 @pytest.mark.parametrize(
@@ -317,6 +304,7 @@ def test_the_best_evaluation(metric, values, gains, best):
     waits, wait = [], 0
     for step, (value, gain) in enumerate(zip(values, gains, strict=True), start=1):
         progress.advance(Position(0, step))
+        assert progress.step == step and progress.metrics == {}  # which were of another step
         assert progress.record_evaluation({metric: value, "other": 9.0}, best_metric=metric) is gain
         assert progress.metrics["other"] == 9.0
         wait = 0 if gain else wait + 1

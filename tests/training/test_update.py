@@ -153,9 +153,10 @@ def test_a_batch_is_its_microbatches():
     assert_close(np.sqrt(sum(squares)), metrics.gradient_norm)
 
 
-@pytest.mark.parametrize(
-    "model", [{}, {"scan_layers": True, "remat": "full", "num_encoder_layers": 2, "num_decoder_layers": 2}]
-)
+LOOP = {"scan_layers": True, "remat": "full", "num_encoder_layers": 2, "num_decoder_layers": 2}
+
+
+@pytest.mark.parametrize("model", [{}, pytest.param(LOOP, marks=pytest.mark.slow)])
 def test_a_further_term_may_run_a_second_pass(model):
     """recipes/loss_term.py: equations 2 to 4 of Liang et al. (2021), from the logits of both passes."""
     recipe = runpy.run_path(str(Path(__file__).resolve().parents[2] / "recipes" / "loss_term.py"))
@@ -208,13 +209,10 @@ def test_guided_alignment_adds_its_weighted_loss():
         gradient(jax.tree.map(lambda p, d, s=s: p + s * d, state.params, direction), state.step, batch, 0)
         for s in (1, -1)
     )
-    changes = [
-        float(a.loss_sum + 0.5 * a.alignment_sum - b.loss_sum - 0.5 * b.alignment_sum) / 2
-        for a, b in [(ahead, behind)]
-    ]
+    ahead, behind = (sums.loss_sum + 0.5 * sums.alignment_sum for sums in (ahead, behind))
     leaves = zip(*map(jax.tree.leaves, (whole.gradients, direction)), strict=True)
     slope = sum(float((g * d).sum()) for g, d in leaves)
-    np.testing.assert_allclose(changes, slope, rtol=0.02)
+    np.testing.assert_allclose((ahead - behind) / 2, slope, rtol=0.02)
     # A head that aligns a token when it is read learns at the next step.
     later = change(config, model={"alignment": replace(config.model.alignment, step="read")})
     links[:, 1:], links[:, 0] = links[:, :-1].copy(), False
@@ -366,11 +364,6 @@ def test_bad_updates_are_counted_and_training_recovers():
         counts.append((int(state.step), int(state.skipped), int(state.skipped_in_a_row)))
         assert differs(before.params, state.params) is (sums is GOOD)
     assert counts == [(1, 0, 0), (2, 1, 1), (3, 2, 2), (4, 2, 0), (5, 3, 1)]
-    # what the good updates did is what they would have done without the bad ones between them
-    undisturbed, _ = small_state()
-    for sums in (GOOD, GOOD):
-        undisturbed, _ = update(undisturbed, sums)
-    assert_same_bits((state.params, state.opt_state), (undisturbed.params, undisturbed.opt_state))
 
 
 def test_the_moving_average_by_hand():

@@ -7,10 +7,7 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,8 +15,9 @@ import pyarrow
 import pytest
 import sentencepiece
 from pyarrow import parquet
+from tiny_experiment import text_data
 
-from flaxformer_mt.config import Config, DataConfig, VocabConfig
+from flaxformer_mt.config import Config, VocabConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.corpus import word_alignment
 from flaxformer_mt.corpus.pairs import Pair, Part
@@ -415,10 +413,7 @@ def test_a_tag_that_the_vocabulary_splits_is_refused_before_training(tmp_path, f
     if form == "de":
         (tmp_path / "train.en").write_text("".join(f"{b}\n" for _, b in PAIRS), encoding="utf-8")
     (tmp_path / "report.json").write_text('{"tag": "<BT>", "dropped": {}}')
-    data = DataConfig(
-        dataset=f"parallel_text@{tmp_path}", cache_dir=str(tmp_path / "cache"), max_source_length=16
-    )
-    config = Config(data=data, vocab=VocabConfig(size=330))
+    config = Config(data=text_data(tmp_path, max_source_length=16), vocab=VocabConfig(size=330))
     with pytest.raises(UserError, match="begin with the tag <BT>, .* --config.vocab.symbols=<BT>"):
         prepare(config)
     prepared = prepare(replace(config, vocab=VocabConfig(size=330, symbols=("<BT>",))))
@@ -476,20 +471,11 @@ def test_a_vocabulary_without_the_tag_is_refused(tmp_path):
 
 
 # ---- subword sampling ----
-ROOT = Path(__file__).resolve().parents[2]
 SYLLABLES = ("ka", "lo", "min", "te", "ru", "abe", "of", "cig", "hid", "jo")
 WORDS = ["".join(pair) for pair in itertools.product(SYLLABLES, repeat=2)][::2]
 TEXT = [" ".join(np.random.default_rng(seed).choice(WORDS, 6)) for seed in range(200)]
-SUBWORD_SAMPLING_ODD_TEXTS = [
-    "",
-    "  two  spaces ",
-    "日本語 unknown ✓✓",
-    "a\u2581b",
-    "x" * 300,
-    "<s> tag end",
-    "ﬁne \u0085 text",
-]
-SUBWORD_SAMPLING_ODD_TEXTS += ["a bc", "tag a b", "tagtag"]
+SAMPLED_TEXTS = ["", "  two  spaces ", "日本語 unknown ✓✓", "a\u2581b", "x" * 300, "<s> tag end"]
+SAMPLED_TEXTS += ["ﬁne \u0085 text", "a bc", "tag a b", "tagtag"]
 # Trainer settings that change how text is divided or what is unknown.
 SETTINGS = (
     {"plain": {}, "bytes": {"byte_fallback": True, "vocab_size": 330}}
@@ -516,31 +502,9 @@ def pieces_of(vocab: Vocab, texts: list[str], **options) -> list[tuple[str, ...]
     return [tuple(vocab.pieces(ids)) for ids in vocab.tokenize_all(texts, **options)]
 
 
-IN_ANOTHER_PROCESS = """
-import sys
-from pathlib import Path
-from flaxformer_mt.vocab import Vocab
-vocab = Vocab(Path(sys.argv[1]).read_bytes())
-texts = Path(sys.argv[2]).read_text(encoding="utf-8").split("\\n")
-print([ids.tolist() for ids in vocab.tokenize_all(texts, sampling=0.2, seed=5)])
-"""
-
-
-def test_samples_are_the_same_in_every_process(subword_sampling_vocabs, tmp_path):
-    text = tmp_path / "text"
-    text.write_text("\n".join(TEXT), encoding="utf-8")
-    for kind, vocab in subword_sampling_vocabs.items():
-        vocab.save(tmp_path / kind)
-        command = [sys.executable, "-c", IN_ANOTHER_PROCESS, str(tmp_path / kind), str(text)]
-        elsewhere = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        here = vocab.tokenize_all(TEXT, sampling=0.2, seed=5)
-        assert elsewhere == f"{[ids.tolist() for ids in here]}\n"
-        assert [ids.tolist() for ids in here] != [ids.tolist() for ids in vocab.tokenize_all(TEXT)]
-
-
 def test_without_chance_the_segmentation_is_that_of_sentencepiece():
     """A dropout rate near 0, and an exponent that leaves the most probable segmentation alone."""
-    texts = [*TEXT[:60], *SUBWORD_SAMPLING_ODD_TEXTS]
+    texts = [*TEXT[:60], *SAMPLED_TEXTS]
     for kind, rate in (("bpe", 1e-15), ("unigram", 300.0)):
         for name, settings in SETTINGS.items():
             vocab = train(kind, **settings)
