@@ -23,11 +23,11 @@ from unittest import mock
 
 import jax
 import numpy as np
+from flaxformer_mt.trees import flatten_tree
 from translation_worker import make_ours
 
 from flaxformer_mt.decoding.compiled_programs import SearchPrograms, StatePrograms
 from flaxformer_mt.search import Search, Size
-from flaxformer_mt.trees import flatten_tree
 
 # Operations that are calls of a library (products of matrices and sums), by their names in a trace, and those
 # that consist of others.

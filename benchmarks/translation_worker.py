@@ -43,7 +43,7 @@ def make_ours(task: dict[str, Any]) -> System:
     from flaxformer_mt.config.files import from_dict
     from flaxformer_mt.decoding.scheduler import Scheduler
     from flaxformer_mt.decoding.search_engine import SearchEngine
-    from flaxformer_mt.decoding.sentences import Sentence
+    from flaxformer_mt.decoding.search_inputs import Sentence
     from flaxformer_mt.kernels.bfloat16 import cast_kernels
     from flaxformer_mt.parallel import replicate_locally, use_cpu_cores_as_devices
     from flaxformer_mt.parameter_trees import nest_leaves

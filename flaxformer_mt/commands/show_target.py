@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AbstractMesh
 
-from flaxformer_mt.commands.compiled_text import (
+from flaxformer_mt.commands.kernel_costs import (
     Kernel,
     kernel_seconds,
     read_collectives,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from flaxformer_mt.decoding.search_engine import PATIENCE, Call, SearchEngine, Slots
-from flaxformer_mt.decoding.sentences import Form, Sentence
+from flaxformer_mt.decoding.search_inputs import Form, Sentence
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.search import OVER_CAPACITY, UNLIMITED, SearchResult, Size
 

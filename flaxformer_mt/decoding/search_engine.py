@@ -17,7 +17,7 @@ import numpy as np
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.decoding.compiled_programs import Leaves, SearchPrograms, StatePrograms
 from flaxformer_mt.decoding.ensemble_members import Sources
-from flaxformer_mt.decoding.sentences import Candidates, Form, Sentence, SentenceArrays
+from flaxformer_mt.decoding.search_inputs import Candidates, Form, Sentence, SentenceArrays
 from flaxformer_mt.decoding.state_sizes import StateSizes, choose_batch_tokens, make_length_rule
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.parallel import SplitParameters, default_platform

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.corpus.sentence_split import split_sentences
-from flaxformer_mt.decoding.sentences import Sentence
+from flaxformer_mt.decoding.search_inputs import Sentence
 from flaxformer_mt.errors import UserError, suggest
 from flaxformer_mt.search import Symbols
 from flaxformer_mt.translation.glossary import Glossary

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.decoding.sentences import Sentence
+from flaxformer_mt.decoding.search_inputs import Sentence
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.text_io.lines import format_line_numbers, take_windows
 from flaxformer_mt.translation.requests import Answer, Request, check_lines

@@ -1,4 +1,4 @@
-"""Glossaries: the terms of a user with their translations, and where they are in a text."""
+"""Glossaries: terms with their translations, and where they are in a text; constraints.py requires them."""
 
 import functools
 import unicodedata

@@ -16,7 +16,7 @@ from flaxformer_mt.config.checks import check_n_best
 from flaxformer_mt.decoding.forced_decoding import TokenScorer
 from flaxformer_mt.decoding.scheduler import Scheduler
 from flaxformer_mt.decoding.search_engine import PATIENCE, SearchEngine
-from flaxformer_mt.decoding.sentences import Sentence
+from flaxformer_mt.decoding.search_inputs import Sentence
 from flaxformer_mt.parallel import default_device_kind, local_device_count
 from flaxformer_mt.parallel.processes import exchange, process_count, process_index
 from flaxformer_mt.search import SearchResult, search_width

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from flaxformer_mt.decoding.sentences import Sentence
+from flaxformer_mt.decoding.search_inputs import Sentence
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import Annotations, Translation
 from flaxformer_mt.unicode_text import split_words

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.decoding.sentences import Sentence
+from flaxformer_mt.decoding.search_inputs import Sentence
 from flaxformer_mt.translation.constraints import Constraints
 from flaxformer_mt.translation.context import LinesBefore
 from flaxformer_mt.translation.copied_text import CopiedText

@@ -15,7 +15,7 @@ from flaxformer_mt.decoding import compiled_programs, scheduler, state_sizes
 from flaxformer_mt.decoding.compiled_programs import SearchPrograms, StatePrograms
 from flaxformer_mt.decoding.scheduler import Scheduler
 from flaxformer_mt.decoding.search_engine import SearchEngine
-from flaxformer_mt.decoding.sentences import Form, Sentence, SentenceArrays
+from flaxformer_mt.decoding.search_inputs import Form, Sentence, SentenceArrays
 from flaxformer_mt.decoding.state_sizes import LengthRule, StateSizes
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model

@@ -10,7 +10,7 @@ from tiny_experiment import random_params, small_model
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.decoding.scheduler import Scheduler
 from flaxformer_mt.decoding.search_engine import SearchEngine
-from flaxformer_mt.decoding.sentences import Candidates, Sentence
+from flaxformer_mt.decoding.search_inputs import Candidates, Sentence
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.search import Symbols

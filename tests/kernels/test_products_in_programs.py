@@ -14,7 +14,7 @@ from tiny_experiment import random_params
 
 from flaxformer_mt.config import Config, SearchConfig, TrainConfig
 from flaxformer_mt.decoding.search_engine import SearchEngine
-from flaxformer_mt.decoding.sentences import Form
+from flaxformer_mt.decoding.search_inputs import Form
 from flaxformer_mt.kernels import choose_kernels
 from flaxformer_mt.kernels.attention_kernels import attention_weights
 from flaxformer_mt.kernels.bfloat16 import cast_kernels

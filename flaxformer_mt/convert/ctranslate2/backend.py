@@ -18,7 +18,7 @@ import flaxformer_mt
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.checks import check_n_best, check_search
 from flaxformer_mt.convert.formats import ImportOverrides, find_config, find_vocabs
-from flaxformer_mt.decoding.sentences import Sentence
+from flaxformer_mt.decoding.search_inputs import Sentence
 from flaxformer_mt.decoding.state_sizes import LengthRule
 from flaxformer_mt.errors import UserError, first_line
 from flaxformer_mt.processor import core_count

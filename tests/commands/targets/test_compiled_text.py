@@ -2,7 +2,7 @@
 
 import pytest
 
-from flaxformer_mt.commands.compiled_text import (
+from flaxformer_mt.commands.kernel_costs import (
     Kernel,
     bytes_of,
     read_collectives,
