@@ -23,10 +23,10 @@ from unittest import mock
 
 import jax
 import numpy as np
-from flaxformer_mt.trees import flatten_tree
 from translation_worker import make_ours
 
 from flaxformer_mt.decoding.compiled_programs import SearchPrograms, StatePrograms
+from flaxformer_mt.parameter_trees import flatten_tree
 from flaxformer_mt.search import Search, Size
 
 # Operations that are calls of a library (products of matrices and sums), by their names in a trace, and those
