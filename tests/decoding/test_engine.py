@@ -399,3 +399,19 @@ def test_who_waits_for_the_compiler_is_told_so_once(caplog, monkeypatch):
     for _ in range(2):
         StatePrograms(1, generate=program).wait()
     assert caplog.messages == ["compiling the search (once per size; kept for later)"]
+
+
+def test_each_part_is_dealt_like_lengths(monkeypatch):
+    monkeypatch.setattr(state_sizes, "_FEW_FILLS", 0)
+    searcher = Searcher([MODEL], SearchConfig(method="greedy", **FEW))
+    slots = searcher.engine.make_slots(searcher.params, Size(2, 8, 12), Form(), n_best=1)
+    slots._busy = [{}, {}]
+    slots.programs = SimpleNamespace(
+        prefill=lambda params, sources: sources,
+        empty=lambda: (),
+        generate=lambda *arguments, **limits: SimpleNamespace(state=(), owners=None, results=limits),
+    )
+    slots.waiting = dict(zip("abcdefghi", make_sentences([8, 7, 6, 5, 4, 3, 3, 2, 2]), strict=True))
+    call = slots.start()
+    assert call.entered == [["a", "c", "e", "g"], ["b", "d", "f", "h"]] and list(slots.waiting) == ["i"]
+    assert call.results["counts"] == [4, 4] and call.results["final_free_rows"] == [1, 1]

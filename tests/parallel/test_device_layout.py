@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from tiny_experiment import quick_environment
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, ParallelConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.parallel import choose_layout
+from flaxformer_mt.parallel import choose_layout, rows_per_device
 from flaxformer_mt.parallel.sharding import (
     RULES,
     _make_spec,
@@ -234,3 +235,14 @@ def test_the_users_number_of_devices_stays(flags, variables, expected):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert tuple(map(int, done.stdout.split())) == expected
+
+
+def test_training_takes_one_core_of_each_process(monkeypatch):
+    cores = [SimpleNamespace(platform="cpu", process_index=n // 2, id=n) for n in range(6)]
+    monkeypatch.setattr(jax, "devices", lambda: cores)
+    assert rows_per_device.training_devices() == cores
+    monkeypatch.setattr(rows_per_device, "_split_cores", True)
+    assert [core.id for core in rows_per_device.training_devices()] == [0, 2, 4]
+    chips = [SimpleNamespace(platform="gpu", process_index=0, id=n) for n in range(2)]
+    monkeypatch.setattr(jax, "devices", lambda: chips)
+    assert rows_per_device.training_devices() == chips

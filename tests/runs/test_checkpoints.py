@@ -5,6 +5,7 @@ import errno
 import json
 import math
 import os
+import resource
 import shutil
 import sys
 import threading
@@ -580,3 +581,20 @@ def test_the_model_that_training_started_from_is_not_taken_in_silence(tiny_run, 
 def test_a_checkpoint_is_named_with_its_step():
     assert name_checkpoint("best", 1250) == "best (step 1,250)"
     assert name_checkpoint("1250", 1250) == "1250" and name_checkpoint("best", None) == "best"
+
+
+def test_a_full_disk_is_told_once_and_costs_nothing_else(tmp_path, capfd):
+    checkpoints = save_steps(tmp_path, {1: 1.0})
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limit[1]))
+    try:
+        checkpoints.save(2, {"params": {"w": np.random.default_rng(0).random(50_000)}}, {})
+        with raises(UserError, match="could not be written: .*File too large.*free disk .* has 1 "):
+            checkpoints.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert checkpoints.steps() == [1]
+    save_steps(tmp_path, {2: 1.0})
+    assert checkpoints.newest_undamaged() == 2
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"1", "2"}
+    assert capfd.readouterr() == ("", "")
