@@ -1,13 +1,15 @@
 """Accounting: closed forms against the traced step, real lengths against sums by hand, peaks by name."""
 
 import dataclasses
+import math
 
 import jax
 import numpy as np
 import pytest
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from tiny_experiment import change
 
-from flaxformer_mt.commands.show import count_product_flops, longest_batch
+from flaxformer_mt.commands.show import longest_batch
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, TrainConfig
 from flaxformer_mt.flops import Work, padded_work, peak_flops, real_work, training_flops
 from flaxformer_mt.model import init_params, make_model
@@ -20,6 +22,30 @@ MODEL = ModelConfig(
 )
 DATA = DataConfig(max_source_length=7, max_target_length=11, batch_tokens=44, row_multiple=4)
 VOCABULARY = 23
+
+
+def count_product_flops(jaxpr: Jaxpr) -> int:
+    """Count two operations per multiply-add of all matrix products: [3, 5] times [5, 7] has 2 * 3 * 5 * 7."""
+    total = 0
+    for equation in jaxpr.eqns:
+        name, parameters = equation.primitive.name, equation.params
+        if name == "dot_general":
+            (contracted, _), _ = parameters["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            total += 2 * equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
+        elif name == "conv_general_dilated":
+            kernel = equation.invars[1].aval
+            features = kernel.shape[parameters["dimension_numbers"].rhs_spec[0]]
+            total += 2 * equation.outvars[0].aval.size * kernel.size // features
+        else:
+            parts = jax.tree.leaves(list(parameters.values()), is_leaf=lambda part: isinstance(part, Jaxpr))
+            parts = [part.jaxpr if isinstance(part, ClosedJaxpr) else part for part in parts]
+            counts = [count_product_flops(part) for part in parts if isinstance(part, Jaxpr)]
+            if name == "cond":  # only one branch runs: that of all platforms without one of their own
+                platforms = parameters.get("branches_platforms")
+                counts = [max(counts) if platforms is None else counts[platforms.index(None)]]
+            total += sum(counts) * (parameters["length"] if name == "scan" else 1)
+    return total
 
 
 def traced_flops(config: Config) -> int:

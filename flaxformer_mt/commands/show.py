@@ -56,7 +56,6 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
     model = make_model(network, source_size=source_size, target_size=target_size, platform=default_platform())
     params = jax.eval_shape(lambda: init_training_params(model, config, config.seed))
     batch = longest_batch(config)
-    traced_flops = _count_traced_flops(model, config, params, batch)
     rows, source_length, target_length = batch.shape
     tokens = rows * target_length * config.optim.accumulation
     chunk = config.train.loss_chunk_tokens
@@ -75,7 +74,6 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
         "step": {
             "target_tokens": tokens,
             "teraflops": round(flops / 1e12, 4),
-            "traced_teraflops": round(traced_flops / 1e12, 4),
             "megaflops_a_target_token": round(flops / tokens / 1e6, 3),
             "memory_mib": estimate_memory(config, params),
         },
@@ -83,14 +81,6 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
         "layers": layers,
         "config": to_dict(config),
     }
-
-
-def _count_traced_flops(model: Model, config: Config, params: Any, batch: BatchArray) -> int:
-    number, hyperparameters = jax.ShapeDtypeStruct((), jnp.int32), make_hyperparameters(config)
-    traced = jax.make_jaxpr(make_gradient_step(model, UpdateConfig.of(config)))(
-        params, hyperparameters, number, batch
-    )
-    return count_product_flops(traced.jaxpr) * config.optim.accumulation
 
 
 def _is_prepared(run_dir: Path, config: Config) -> bool:
@@ -150,45 +140,6 @@ def count_parameters(params: Any) -> dict[str, Any]:
         modules["/".join(names[:2])] += leaf.size
         embeddings += leaf.size if names[-1] == "embedding" else 0
     return {"total": modules.total(), "embeddings": embeddings, "modules": dict(modules)}
-
-
-def count_product_flops(jaxpr: Jaxpr) -> int:
-    """Count the floating-point operations of all matrix products in a traced program, two per multiply-add.
-
-    [3, 5] times [5, 7] has 2 * 3 * 5 * 7 = 210. A convolution multiplies its kernel at every position of the
-    result. A conditional counts its most expensive branch, a loop of unknown length (`while`) one iteration.
-    Of branches for platforms, that of all platforms without one of their own counts.
-    """
-    total = 0
-    equation: Any
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            left = equation.invars[0].aval.shape
-            terms = math.prod(left[axis] for axis in contracted)
-            total += 2 * math.prod(equation.outvars[0].aval.shape) * terms
-            continue
-        if equation.primitive.name == "conv_general_dilated":
-            kernel = equation.invars[1].aval.shape
-            features = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
-            total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) // features
-            continue
-        inner = [part for value in equation.params.values() for part in _programs_in(value)]
-        counts = [count_product_flops(part) for part in inner]
-        if equation.primitive.name == "cond":
-            platforms = equation.params.get("branches_platforms")
-            total += max(counts) if platforms is None else counts[platforms.index(None)]  # only one runs
-        else:
-            total += sum(counts) * (equation.params["length"] if equation.primitive.name == "scan" else 1)
-    return total
-
-
-def _programs_in(value: Any) -> list[Jaxpr]:
-    if isinstance(value, ClosedJaxpr):
-        return [value.jaxpr]
-    if isinstance(value, Jaxpr):
-        return [value]
-    return [part for item in value for part in _programs_in(item)] if isinstance(value, tuple | list) else []
 
 
 def estimate_memory(config: Config, params: Any) -> dict[str, float]:

@@ -12,14 +12,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AbstractMesh
 
-from flaxformer_mt.commands.kernel_costs import (
-    Kernel,
-    kernel_seconds,
-    read_collectives,
-    read_cycles,
-    read_kernels,
-    sum_kernels,
-)
+from flaxformer_mt.commands.compiled_text import count_kernels, read_collectives, read_cycles
 from flaxformer_mt.commands.show import longest_batch, show
 from flaxformer_mt.commands.target_devices import Target, find_devices, usable_memory
 from flaxformer_mt.commands.terminal_tables import Parts
@@ -83,7 +76,7 @@ def describe_update(config: Config, target: Target, *, sizes: tuple[int, int]) -
     estimate = None
     if all(program.text for program in programs):
         devices = parallel.layout.device_count
-        estimate = model_update(config, target, programs, devices=devices, target_size=sizes[1])
+        estimate = estimate_update(config, target, programs, devices=devices, target_size=sizes[1])
     return {
         "name": target.name,
         "layout": parallel.layout.describe(),
@@ -216,43 +209,26 @@ def _name_failure(target: Target) -> Iterator[None]:
         ) from error
 
 
-def model_update(
+def estimate_update(
     config: Config, target: Target, programs: Sequence[Compiled], *, devices: int, target_size: int
 ) -> dict[str, Any]:
     """Describe what the programs of an update cost.
 
-    `milliseconds` is a model of the kernels, and None where no measured run backs it; `basis` says which do.
-    `computing_milliseconds` and `memory_milliseconds` are the operations of the model and the bytes of the
-    kernels at the rates of the data sheet.
+    `computing_milliseconds` are the operations of the model at the peak rate of the devices.
     """
     rows, source, length = longest_batch(config).shape
     flops = training_flops(config.model, padded_work(rows, source, length), target_size=target_size)
     flops *= config.optim.accumulation
     peak = peak_flops(config, target.accelerator.device_kind)
     cycles = sum(read_cycles(program.text) * program.times for program in programs)
-    kernels: list[Kernel] = []
+    kernels = None
     if target.accelerator.platform == "cuda":
-        kernels = [one for program in programs for one in read_kernels(program.text, program.times)]
-    size = sum(one.times * one.bytes for one in kernels)
-    measured = (target.kind, devices, config.model.dtype) == ("h100", 1, "bfloat16")
+        kernels = sum(count_kernels(program.text) * program.times for program in programs)
     return {
-        "milliseconds": round(1e3 * sum(map(kernel_seconds, kernels)), 3) if measured else None,
         "computing_milliseconds": peak and round(1e3 * flops / devices / peak, 3),
-        "memory_milliseconds": round(1e3 * size / target.accelerator.bandwidth, 3) if kernels else None,
         "million_cycles": round(cycles / 1e6, 1),
-        "kernels": sum_kernels(kernels, timed=measured),
-        "basis": _explain_time(target, measured=measured),
+        "kernels": kernels,
     }
-
-
-def _explain_time(target: Target, *, measured: bool) -> str:
-    if target.accelerator.platform == "tpu":
-        return (
-            "no time: the cycles are what the compiler expects, without Pallas kernels; no TPU was measured"
-        )
-    if not measured:
-        return "no time: only updates on one H100 in bfloat16 were measured"
-    return "modeled by the kernels, within 15% of the measured updates, with plain attention and cuDNN's"
 
 
 def summarize_target(target: Mapping[str, Any]) -> str:
@@ -272,16 +248,13 @@ def summarize_target(target: Mapping[str, Any]) -> str:
     caption = "Collectives of an update, on each device:"
     parts.append(make_table(columns, rows, caption) if rows else f"{caption} none")
     if estimate is None:
-        return write_text([*parts, "Time: not modeled; the compiler has refused the update"])
-    parts.append(f"Time of an update: {estimate['basis']}")
-    if estimate["milliseconds"] is not None:
-        parts.append(f"  {estimate['milliseconds']:.1f} ms")
+        return write_text([*parts, "Cost: not known; the compiler has refused the update"])
+    if estimate["computing_milliseconds"] is not None:
+        parts.append(f"Operations of an update at the peak rate: {estimate['computing_milliseconds']:.1f} ms")
+    if estimate["kernels"] is not None:
+        parts.append(f"Kernels of an update: {estimate['kernels']:,}")
     if estimate["million_cycles"]:
-        parts.append(f"  {estimate['million_cycles']:,.1f} million cycles")
-    if kinds := estimate["kernels"]:
-        columns = {"kind": "{kind}", "kernels": "{kernels:,}", "gigabytes": "{gigabytes:,.2f}"}
-        columns["milliseconds"] = "{milliseconds:,.1f}"
-        total = {name: sum(one[name] for one in kinds) for name in ("kernels", "gigabytes")}
-        total |= {"kind": "all", "milliseconds": estimate["milliseconds"]}
-        parts.append(make_table(columns, [*kinds, total], "Kernels of an update:"))
+        parts.append(
+            f"Cycles that the compiler expects, without Pallas kernels: {estimate['million_cycles']:,.1f} million"
+        )
     return write_text(parts)

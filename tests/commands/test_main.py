@@ -655,7 +655,7 @@ def test_show_prints_the_size_of_a_run_and_its_time_at_peak(capfd):
         2 * shown["parameters"]["total"] * 4 / 2**20, abs=0.1
     )
     assert shown["batches"] is None
-    assert shown["step"]["teraflops"] == shown["step"]["traced_teraflops"] > 0
+    assert shown["step"]["teraflops"] > 0
     at_peak = shown["at_peak"]
     assert (at_peak["device"], at_peak["teraflops_a_second"]) == ("cpu", 2)
     assert at_peak["seconds_a_step"] == pytest.approx(shown["step"]["teraflops"] / 2, rel=1e-3)

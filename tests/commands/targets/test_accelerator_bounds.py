@@ -64,20 +64,17 @@ needs_cuda = pytest.mark.skipif(
 @pytest.mark.slow
 @needs_cuda
 @pytest.mark.parametrize(
-    ("recipe", "flags", "attention", "kernels", "gigabytes"),
+    ("recipe", "flags", "attention", "kernels"),
     [
-        ("wmt14_en_de_big", (*BIG, "model.attention_dropout_rate=0"), "cudnn", 1800, 153),
-        ("wmt14_en_de_big", (*BIG, "model.attention_dropout_rate=0.1"), "triton", 1820, 152),
-        ("multi30k_de_en", SMALL, "triton", 1450, 3.6),
+        ("wmt14_en_de_big", (*BIG, "model.attention_dropout_rate=0"), "cudnn", 1800),
+        ("wmt14_en_de_big", (*BIG, "model.attention_dropout_rate=0.1"), "triton", 1820),
+        ("multi30k_de_en", SMALL, "triton", 1450),
     ],
 )
-def test_an_update_on_an_h100_has_few_kernels_and_bytes(recipe, flags, attention, kernels, gigabytes):
+def test_an_update_on_an_h100_has_few_kernels(recipe, flags, attention, kernels):
     found = describe(recipe, "h100:1", *flags)
-    kinds = found["estimate"]["kernels"]
-    assert found["attention"]["kernel"] == attention and "attention" in [kind["kind"] for kind in kinds]
-    assert sum(kind["kernels"] for kind in kinds) <= kernels, kinds
-    assert sum(kind["gigabytes"] for kind in kinds) <= gigabytes, kinds
-    assert found["estimate"]["milliseconds"] > found["estimate"]["computing_milliseconds"]
+    assert found["attention"]["kernel"] == attention
+    assert 0 < found["estimate"]["kernels"] <= kernels
 
 
 @pytest.mark.slow
@@ -88,7 +85,7 @@ def test_eight_gpus_send_the_gradients_of_all_parameters_once():
     assert list(found["collectives"]) == ["all-reduce"]
     sums = found["collectives"]["all-reduce"]
     assert sums["sent"] == pytest.approx(1.75 * 15_568_904, rel=0.01)
-    assert 0 <= sums["overlapped"] <= sums["sent"] and found["estimate"]["milliseconds"] is None
+    assert 0 <= sums["overlapped"] <= sums["sent"]
 
 
 @pytest.mark.slow
@@ -97,4 +94,4 @@ def test_an_update_on_a_v5e_has_few_cycles():
     flags = ("data.batch_tokens=16384", "data.max_source_length=128", "data.max_target_length=128")
     found = describe("wmt14_en_de_base", "v5e:1x1", *SMALL, *flags)
     assert found["attention"]["kernel"] == "pallas"
-    assert 0 < found["estimate"]["million_cycles"] <= 82 and found["estimate"]["milliseconds"] is None
+    assert 0 < found["estimate"]["million_cycles"] <= 82

@@ -1,15 +1,14 @@
-"""What the text of a compiled program says: its collectives, and what its kernels cost on a GPU or a TPU.
+"""What the text of a compiled program says: its collectives, the kernels of a GPU, and the cycles of a TPU.
 
 `Compiled.as_text()` is the scheduled program. On a GPU, each instruction of the entry and of its loops is a
-kernel with the shapes that it reads and writes. Nothing runs: the costs are a model, held against measured
-updates in benchmarks/README.md.
+kernel.
 """
 
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
@@ -174,160 +173,23 @@ def _group_size(attributes: str) -> int | None:
     return None
 
 
-class Kernel(NamedTuple):
-    """A kernel of a GPU: what it reads, writes and computes each time, and how often a run calls it."""
-
-    kind: str
-    bytes: int
-    flops: int = 0
-    times: int = 1
-
-
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
+# Instructions of a GPU's program that are no kernels.
+_NO_KERNELS = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "iota", "after-all"}
+_NO_KERNELS |= {"partition-id", "replica-id", "opt-barrier"}
+
+
+def count_kernels(text: str) -> int:
+    """Count the kernels that a run of a GPU's program starts; loops of unknown length count once."""
+    bodies, entry = _read_computations(text)
+    ignored = _NO_KERNELS | _CONTROL
+    return sum(
+        runs
+        for _, one, runs, is_part in _walk(bodies, entry, 1)
+        if not is_part and one.op not in ignored and not one.op.endswith(("-done", "-update"))
+    )
 
 
 def read_cycles(text: str) -> int:
     """Add up the cycles that the TPU compiler expects; Pallas kernels have none, and loops count once."""
     return sum(map(int, _CYCLES.findall(text)))
-
-
-# What kernels reach on an H100: operations and bytes a second, and the seconds that each takes at least.
-# Fitted to updates of Transformer-big in bfloat16 that were measured (benchmarks/README.md).
-_FLOPS, _BYTES, _LAUNCH = 700e12, 2.8e12, 2e-6
-# Attention by cuDNN over rows of 100 takes so many times as long as its bytes: they fill its tiles of 128
-# badly.
-_ATTENTION_FACTOR = 2.6
-
-_NO_KERNELS = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "iota", "after-all"}
-_NO_KERNELS |= {"partition-id", "replica-id", "opt-barrier"}
-_COPYING = {"copy", "transpose", "slice", "concatenate", "pad", "dynamic-slice", "convert", "copy-start"}
-_FILLING = {"broadcast", "iota"}
-_SLICING = {"dynamic-slice", "slice", "gather"}
-# Kernels of attention, by the target of their call, or by the name that Pallas gives them.
-_ATTENTION = re.compile(r'(?:custom_call_target|\bname) ?= ?"[^"]*(?:fmha|attention|attn|splash)', re.I)
-_CONTRACTED = (
-    re.compile(r"lhs_contracting_dims=\{([\d,]*)\}"),
-    re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]'),
-)
-
-
-def read_kernels(text: str, times: int = 1) -> list[Kernel]:
-    """List the kernels of so many runs of a program for a GPU; loops of unknown length count once."""
-    bodies, entry = _read_computations(text)
-    ignored = _NO_KERNELS | _CONTROL
-    return [
-        _describe_kernel(one, bodies[name], bodies)._replace(times=runs)
-        for name, one, runs, is_part in _walk(bodies, entry, times)
-        if not is_part and one.op not in ignored and not one.op.endswith(("-done", "-update"))
-    ]
-
-
-def _describe_kernel(one: _Instruction, body: _Body, bodies: dict[str, _Body]) -> Kernel:
-    read = sum(bytes_of(body[operand].result) for operand in dict.fromkeys(one.operands) if operand in body)
-    size, op = read + bytes_of(one.result), one.op
-    if op == "fusion":
-        return _describe_fusion(bodies[one.attribute("calls")], bodies)
-    if op == "custom-call":
-        if re.search("cublas|gemm|matmul", one.attribute("custom_call_target")):
-            result = re.match(r"\(?([^{]*)", one.result)
-            return Kernel("products", read + bytes_of(result[1] if result else ""), _product_flops(one, body))
-        return Kernel("attention" if _ATTENTION.search(one.rest) else "others", size)
-    if op == "dot":
-        return Kernel("products", size, _product_flops(one, body))
-    if op == "dynamic-update-slice":
-        return Kernel("copies", 2 * bytes_of(body[one.operands[1]].result))
-    if op == "dynamic-slice":
-        return Kernel("copies", 2 * bytes_of(one.result))
-    if re.match(_KINDS, op):
-        return Kernel("collectives", 0)  # `read_collectives` has their bytes
-    kind = "copies" if op in _COPYING | _FILLING else "reductions" if op == "reduce" else "others"
-    return Kernel(kind, size)
-
-
-def _describe_fusion(body: _Body, bodies: dict[str, _Body]) -> Kernel:
-    # A product of Triton may be one computation deeper.
-    inner = [bodies[one.attribute("calls")] for one in body.values() if one.op == "fusion"]
-    products = [(one, part) for part in (body, *inner) for one in part.values() if one.op == "dot"]
-    ops = {one.op for one in body.values()} - {"parameter", "constant", "bitcast", "tuple"}
-    if products:
-        kind = "products"
-    elif "reduce" in ops:
-        kind = "reductions"
-    elif "dynamic-update-slice" in ops or ops <= _COPYING or ops <= _FILLING:
-        kind = "copies"
-    else:
-        kind = "others" if "sort" in ops else "element-wise"
-    return Kernel(kind, _fusion_bytes(body), sum(_product_flops(one, part) for one, part in products))
-
-
-def _product_flops(one: _Instruction, body: _Body) -> int:
-    sides = next(filter(None, (pattern.search(one.rest) for pattern in _CONTRACTED)), None)
-    left = body.get(one.operands[0])
-    if sides is None or left is None:
-        return 0
-    shape = _shape(left.result)
-    return 2 * math.prod(_shape(one.result)) * math.prod(shape[int(n)] for n in re.findall(r"\d+", sides[1]))
-
-
-def _shape(result: str) -> list[int]:
-    array = _ARRAY.search(result)
-    return [int(axis) for axis in array[3].split(",")] if array and array[3] else []
-
-
-def _fusion_bytes(body: _Body) -> int:
-    """Count the bytes that a fusion reads and writes: of what it slices or updates in place, the slices."""
-    users = defaultdict(list)
-    for one in body.values():
-        for operand in one.operands:
-            users[operand].append(one)
-    read = sum(_read_bytes(one, users) for one in body.values() if one.op == "parameter")
-    root = next(one for one in body.values() if one.is_root)
-    written = 0
-    for output in [body[name] for name in root.operands] if root.op == "tuple" else [root]:
-        while output.op in ("bitcast", "reshape") and output.operands[0] in body:
-            output = body[output.operands[0]]
-        updates = output.op == "dynamic-update-slice"
-        written += bytes_of(body[output.operands[1]].result if updates else output.result)
-    return read + written
-
-
-def _read_bytes(parameter: _Instruction, users: dict[str, list[_Instruction]]) -> int:
-    whole, sliced = bytes_of(parameter.result), 0
-    waiting, seen = [parameter], set()
-    while waiting:
-        node = waiting.pop()
-        for user in users[node.name]:
-            if user.name in seen:
-                continue
-            seen.add(user.name)
-            only_sliced = all(after.op in _SLICING for after in users[user.name])
-            if user.op in _SLICING and user.operands[0] == node.name:
-                sliced += bytes_of(user.result)
-            elif user.op in ("bitcast", "reshape") or (user.op in ("convert", "copy") and only_sliced):
-                waiting.append(user)
-            elif user.op != "dynamic-update-slice" or user.operands[0] != node.name:
-                return whole
-    return min(whole, sliced)
-
-
-def kernel_seconds(kernel: Kernel) -> float:
-    """Model the time of all calls of a kernel on an H100: the roofline, and a launch."""
-    size = kernel.bytes * (_ATTENTION_FACTOR if kernel.kind == "attention" else 1)
-    return kernel.times * (max(kernel.flops / _FLOPS, size / _BYTES) + _LAUNCH)
-
-
-def sum_kernels(kernels: Iterable[Kernel], *, timed: bool) -> list[dict[str, Any]]:
-    """Add up kernels by kind, the most bytes first, as JSON values; unless `timed`, without milliseconds."""
-    kinds = defaultdict(list)
-    for kernel in kernels:
-        kinds[kernel.kind].append(kernel)
-    rows: list[dict[str, Any]] = [
-        {
-            "kind": kind,
-            "kernels": sum(one.times for one in own),
-            "gigabytes": round(sum(one.times * one.bytes for one in own) / 1e9, 3),
-            "milliseconds": round(1e3 * sum(map(kernel_seconds, own)), 3) if timed else None,
-        }
-        for kind, own in kinds.items()
-    ]
-    return sorted(rows, key=lambda row: -row["gigabytes"])
