@@ -162,7 +162,7 @@ def measure_pipeline(
 ) -> dict[str, float]:
     """Target tokens per second of the loader, as arrays and on the device; the median of `repeats` runs.
 
-    Excludes the first `prefetch` + 1 batches, so that the threads fill their buffer before the clock starts.
+    Excludes the first ten batches, so that the threads fill their buffer before the clock starts.
     """
 
     jax.block_until_ready(jax.device_put(np.zeros(1)))  # excludes the cost of the first use of a device
@@ -170,7 +170,7 @@ def measure_pipeline(
     def rate(put: bool) -> float:
         loader = train_batches(stores, config, seed=1, **SPECIAL)
         try:
-            for _ in itertools.islice(loader, config.prefetch + 1):
+            for _ in itertools.islice(loader, 10):
                 pass
             tokens, start = 0, time.perf_counter()
             for _, batch in itertools.islice(loader, batches):

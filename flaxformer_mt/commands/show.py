@@ -4,14 +4,11 @@ Traces the functions of training with abstract arrays, so that no array is compu
 the model are from `flops`; those of the traced program are reported beside them.
 """
 
-import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import to_dict
@@ -20,15 +17,13 @@ from flaxformer_mt.data.batch_array import BatchArray, make_empty_batch
 from flaxformer_mt.data.buckets import make_longest_shape
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.flops import padded_work, peak_flops, training_flops
-from flaxformer_mt.model import Model, make_model
+from flaxformer_mt.model import make_model
 from flaxformer_mt.model.lora import without_factors
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import default_device_kind, default_platform
 from flaxformer_mt.runs.run_directory import check_run
-from flaxformer_mt.training.optimizers import make_hyperparameters
 from flaxformer_mt.training.state import choose_scan, init_state, init_training_params
 from flaxformer_mt.training.trained_parameters import select_trained
-from flaxformer_mt.training.update import UpdateConfig, make_gradient_step
 
 
 def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None = None) -> dict[str, Any]:

@@ -254,7 +254,6 @@ def summarize_target(target: Mapping[str, Any]) -> str:
     if estimate["kernels"] is not None:
         parts.append(f"Kernels of an update: {estimate['kernels']:,}")
     if estimate["million_cycles"]:
-        parts.append(
-            f"Cycles that the compiler expects, without Pallas kernels: {estimate['million_cycles']:,.1f} million"
-        )
+        cycles = f"{estimate['million_cycles']:,.1f} million"
+        parts.append(f"Cycles that the compiler expects, without Pallas kernels: {cycles}")
     return write_text(parts)

@@ -19,8 +19,6 @@ from flaxformer_mt.errors import UserError, find_cloud_path
 # Pieces that the vocabulary defines itself, those of vocab.byte_fallback among them.
 _OWN_PIECE = re.compile("<pad>|<s>|</s>|<unk>|\u2581|<0x[0-9A-F]{2}>")
 
-# Words in the names of XLA's flags for files, and for options of other programs.
-_OF_FILES = frozenset("dump dir directory path file filename from extra options".split())
 # The largest table of positions, in numbers: 1 GiB in float64, in which it is computed.
 _POSITION_NUMBERS = 1 << 27
 
@@ -66,15 +64,13 @@ def _find_conflicts(config: Config) -> Iterator[str]:
     yield from _find_vocab_conflicts(config.vocab)
     yield from _find_training_conflicts(config)
     yield from _find_search_conflicts(config.search, config.model, "search.")
-    for name in ("cache_dir", "tfds_data_dir"):
-        if problem := find_cloud_path(getattr(data, name)):
-            yield f"data.{name}: {problem}"
+    if problem := find_cloud_path(data.cache_dir):
+        yield f"data.cache_dir: {problem}"
     if all(name.strip() for name in data.dataset.split(",")):  # else the data cannot be read
         yield from find_direction_problems(data)
         yield from find_stage_problems(data)
     yield from _find_noise_conflicts(data)
     yield from _find_symbol_problems(config.vocab)
-    yield from _find_flag_problems(config.parallel.xla_flags)
     for problem in filter(None, map(find_cloud_path, data.alignments)):
         yield f"data.alignments: {problem}"
 
@@ -411,14 +407,6 @@ def _find_symbol_problems(vocab: VocabConfig) -> Iterator[str]:
             )
         elif _OWN_PIECE.fullmatch(symbol):
             yield f"vocab.symbols has {symbol}, which the vocabulary defines itself; leave it out"
-
-
-def _find_flag_problems(flags: Iterable[str]) -> Iterator[str]:
-    for flag in flags:
-        if not re.fullmatch(r"xla_\w+=\S+", flag):
-            yield f"parallel.xla_flags has {flag!r}; give each flag as xla_NAME=VALUE, without dashes"
-        elif "/" in flag or _OF_FILES & set(flag.partition("=")[0].split("_")):
-            yield f"parallel.xla_flags has {flag!r}, which may name a file; set it as XLA_FLAGS=--{flag}"
 
 
 def _nearest_multiple(value: int, divisor: int) -> int:

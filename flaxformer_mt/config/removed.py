@@ -39,6 +39,8 @@ _UNMEASURED = "its gain was never measured"
 _TYPOS = "data.noise.typos makes all kinds of typos, each with probability 0.1"
 _WORDS = "random words have 2 to 5 characters, and there are at most 6"
 
+_DECIDED = "no config that we know of needed another value"
+
 # Dotted names of fields, NAME=VALUE of values, flags of commands, and classes.
 _TABLE: dict[str, Removed] = {
     "train.prng": Removed(..., "the generator of random numbers is chosen by itself"),
@@ -67,25 +69,37 @@ _TABLE: dict[str, Removed] = {
     "search.coverage_layer": Removed(-1, "coverage is that of the last decoder layer"),
     "search.allow_unknown": Removed(True, "give the unknown symbol to search.suppress, as in <unk>"),
     "search.ensemble_mean": Removed("log_probs", "ensembles take the mean of log-probabilities"),
-    "data.noise.merge": Removed(0.0, _UNMEASURED),
-    "data.noise.merge_lines": Removed(..., _UNMEASURED),
-    "data.noise.prefix": Removed(0.0, _UNMEASURED),
-    "data.noise.prefix_words": Removed(..., _UNMEASURED),
     "data.noise.tags": Removed(0.0, "data.noise.inline adds the same random words on both sides"),
-    "data.noise.tag_kinds": Removed(..., _UNMEASURED),
-    "data.noise.punctuation": Removed(0.0, _UNMEASURED),
     "data.noise.whitespace": Removed(0.0, "data.noise.typos drops and adds spaces"),
     "data.noise.random_words.min_word_length": Removed(2, _WORDS),
     "data.noise.random_words.max_word_length": Removed(5, _WORDS),
     "data.noise.random_words.max_words": Removed(6, _WORDS),
+    "data.tfds_data_dir": Removed("", "the environment variable TFDS_DATA_DIR names the folder"),
+    "data.loader_threads": Removed(2, _DECIDED),
+    "data.prefetch": Removed(8, _DECIDED),
+    "data.clean.repeated_targets": Removed("off", _UNMEASURED),
+    "data.clean.min_script_share": Removed(0.5, _DECIDED),
+    "data.clean.min_language_probability": Removed(0.5, _DECIDED),
+    "vocab.max_sentences": Removed(2_000_000, _DECIDED),
+    "train.unpad": Removed("auto", "it only turned off what is faster"),
+    "train.max_nonfinite_steps": Removed(20, _DECIDED),
+    "parallel.xla_flags": Removed(
+        (), "none that was tried made a step faster; the environment variable XLA_FLAGS sets them"
+    ),
     "TypoConfig": Removed(..., _TYPOS),
-    **{
-        f"data.noise.typo_kinds.{kind}": Removed(0.1, _TYPOS)
-        for kind in (
-            *("char_swap", "missing_char", "extra_char", "nearby_char", "similar_char"),
-            *("skipped_space", "random_space", "repeated_char", "unichar"),
-        )
-    },
+}
+_TABLE |= dict.fromkeys(
+    ("data.noise.merge", "data.noise.prefix", "data.noise.punctuation"), Removed(0.0, _UNMEASURED)
+)
+_TABLE |= dict.fromkeys(
+    ("data.noise.merge_lines", "data.noise.prefix_words", "data.noise.tag_kinds"), Removed(..., _UNMEASURED)
+)
+_TABLE |= {
+    f"data.noise.typo_kinds.{kind}": Removed(0.1, _TYPOS)
+    for kind in (
+        *("char_swap", "missing_char", "extra_char", "nearby_char", "similar_char"),
+        *("skipped_space", "random_space", "repeated_char", "unichar"),
+    )
 }
 
 

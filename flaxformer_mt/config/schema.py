@@ -92,30 +92,23 @@ class CleanConfig:
     max_length_ratio: Annotated[float, at_least(1)] = 9.0
     # Training pairs identical to an earlier pair: refuse (error), drop the repetitions, or keep and report.
     duplicates: Literal["refuse", "drop", "keep"] = "keep"
-    # Training pairs whose target equals the target of an earlier pair, whatever the sources: off, refuse,
-    # drop or keep.
-    repeated_targets: Literal["off", "refuse", "drop", "keep"] = "off"
     # Training pairs whose source and target contain different digits (order and zeros ignored): off, refuse,
     # drop or keep.
     numbers: Literal["off", "refuse", "drop", "keep"] = "off"
-    # Training pairs whose source or target has a smaller share of letters in its script than
-    # min_script_share: off, refuse, drop or keep.
+    # Training pairs of which one side has less than half of its letters in its script: off, refuse, drop or
+    # keep. Text without letters passes.
     script: Literal["off", "refuse", "drop", "keep"] = "off"
     # Script of sources for the rule script: the first word of the Unicode names of its letters, such as
     # LATIN, CYRILLIC or ARABIC. A plus sign joins several scripts, as in CJK+HIRAGANA+KATAKANA. Empty: any.
     source_script: str = ""
     # Script of targets for the rule script, named as in source_script. Empty: any.
     target_script: str = ""
-    # Minimum share of letters in the expected script, for the rule script. Text without letters passes.
-    min_script_share: Annotated[float, between(0, 1)] = 0.5
-    # Training pairs whose source or target is in the wrong language, according to language_model: off,
-    # refuse, drop or keep.
+    # Training pairs whose source or target is in another language, according to language_model, with a
+    # probability of at least 0.5: off, refuse, drop or keep.
     language: Literal["off", "refuse", "drop", "keep"] = "off"
     # fastText model of language identification, such as lid.176.bin (needs the extra languages), for the rule
     # language and the search for swapped sides. Empty: none.
     language_model: str = ""
-    # For the rule language, a text is in the wrong language if another one has at least this probability.
-    min_language_probability: Annotated[float, between(0, 1)] = 0.5
     # Conditions that training pairs must meet after all other rules, separated by commas: NAME>=SCORE (a
     # threshold) or NAME best 80% (a share), where --scorer defines NAME, a scorer of sources and targets.
     scores: tuple[str, ...] = ()
@@ -123,7 +116,9 @@ class CleanConfig:
     def describe(self) -> dict[str, Any]:
         """Return the values that results depend on: without those of rules that are off."""
         values = dataclasses.asdict(self)
-        added = ("repeated_targets", "numbers", "script", "language")
+        # With what data is known by that earlier versions have prepared.
+        values |= {"min_script_share": 0.5, "min_language_probability": 0.5}
+        added = ("numbers", "script", "language")
         off = [name for name in added if values[name] == "off"]
         if "script" in off:
             off += ["source_script", "target_script", "min_script_share"]
@@ -204,8 +199,6 @@ class DataConfig:
     context: Annotated[int, between(0, 100)] = 0
     # Folder of prepared data. Empty: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
     cache_dir: Annotated[str, MayChange()] = ""
-    # Folder of TFDS data sets. Empty: $TFDS_DATA_DIR if set, else ~/tensorflow_datasets.
-    tfds_data_dir: Annotated[str, MayChange()] = ""
     # Source language of sets without a direction, spelled as in the data set or the file extension. Empty: no
     # source, to train a language model of target_language (needs model.architecture=decoder_only).
     source_language: Annotated[str, USUAL, KnownAs("source_lang src_lang src")] = "de"
@@ -246,10 +239,6 @@ class DataConfig:
     # The number of rows of a batch is a multiple of this. Choose a multiple of parallel.data * parallel.fsdp,
     # since otherwise each batch gets rows of padding on the devices.
     row_multiple: Annotated[int, at_least(1)] = 8
-    # Number of host threads that build batches in the background. 0: none; each batch is built when needed.
-    loader_threads: Annotated[int, between(0, 1024), MayChange()] = 2
-    # Number of batches that loader_threads keep ready ahead of the training step. 0: none.
-    prefetch: Annotated[int, between(0, 100_000), MayChange()] = 8
 
 
 @dataclass(frozen=True)
@@ -288,8 +277,6 @@ class VocabConfig:
     # Symbols that are always one subword, such as <BT> before back-translated sources; vocab.size includes
     # them. Existing vocabulary models must contain them.
     symbols: tuple[str, ...] = ()
-    # Maximum number of sentences that a vocabulary is trained on, spread evenly over the training split.
-    max_sentences: Annotated[int, at_least(1)] = 2_000_000
     # Token id of padding; a given source_model or target_model keeps its own id.
     pad_id: Annotated[int, at_least(0)] = 0
     # Token id of the start symbol (bos); a given source_model or target_model keeps its own id.
@@ -581,9 +568,6 @@ class TrainConfig:
     # Number of tokens per device whose logits are computed together for the loss, in training and evaluation,
     # to save memory. 0: all tokens. 256 to 512 is best on CPUs, 6,000 or more on GPUs and TPUs.
     loss_chunk_tokens: Annotated[int, at_least(0), MayChange(_ROUNDING)] = 0
-    # auto: on one CPU device, position-wise layers skip padding tokens. none: these layers compute padding
-    # too, which they always do on other devices.
-    unpad: Annotated[Literal["auto", "none"], MayChange(_ROUNDING)] = "auto"
     # Whether to log the token accuracy of training batches too; evaluations always report it.
     log_accuracy: bool = False
     # Which batch shapes are compiled before the first update, in parallel. none: each shape is compiled when
@@ -631,8 +615,6 @@ class TrainConfig:
     average_last: Annotated[int, at_least(0)] = 0
     # Checkpoint for the test score and, by default, for `translate`; average needs average_last.
     final_checkpoint: Literal["best", "last", "average"] = "best"
-    # Updates with a NaN or infinite gradient are skipped; this many in a row end training with an error.
-    max_nonfinite_steps: Annotated[int, at_least(1)] = 20
     # Whether to write TensorBoard files in addition to metrics.jsonl.
     tensorboard: Annotated[bool, MayChange()] = True
     # Services that record the training as well: wandb, mlflow, or both, separated by a comma. Each is an
@@ -676,9 +658,6 @@ class ParallelConfig:
     fsdp_gathers: Literal["auto", "once", "twice"] = "auto"
     # Tensor parallelism: number of devices that split heads, feed-forward width and vocabulary. 1: off.
     tensor: Annotated[int, at_least(1)] = 1
-    # Flags of XLA for the programs of training, each xla_NAME=VALUE. Flags for other platforms, as
-    # xla_tpu_... on a GPU, have no effect.
-    xla_flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

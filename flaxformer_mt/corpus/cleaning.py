@@ -32,7 +32,6 @@ _PROBLEMS = {
     "script": "too few letters of one side are of its script",
     "language": "one side is in another language",
     "duplicates": "exact duplicates",
-    "repeated_targets": "an earlier pair has the same target",
 }
 # The same for target sentences without a source.
 _PROBLEMS_OF_TARGETS = _PROBLEMS | {"empty": "no text", "too_long": "too many characters"}
@@ -92,9 +91,7 @@ def clean(
             count(len(verdict.kept))
             for name, finding in verdict.problems.items():
                 findings.add(name, finding, start)
-    for name, compared in (("duplicates", hashes), ("repeated_targets", hashes[:, 1:])):
-        if actions[name] != "off":
-            findings.add_rows(name, _find_repetitions(compared, keep))
+    findings.add_rows("duplicates", _find_repetitions(hashes, keep))
     for one in read_filters(rules.scores, "data.clean.scores") if may_drop else ():
         rows = np.flatnonzero(keep)
         with progress.part(f"scoring {split.name} by {one.name}", total=len(rows)) as count:

@@ -21,6 +21,8 @@ from flaxformer_mt.unicode_text import is_blank
 # Pairs that are checked at a time, and number of example rows in the report for each problem.
 BLOCK = 16384
 EXAMPLES = 5
+# The rules script and language: least share of letters in the script, probability of another language.
+_LEAST_SHARE, _LEAST_PROBABILITY = 0.5, 0.5
 _DIGIT = re.compile(r"\d")
 # White space and punctuation: of ASCII, Latin 1, General Punctuation, CJK, and full-width forms.
 _MARKS = re.compile("[\\s!-/:-@\\[-`{-~¡-¿‐-⁞\u3000-\u303f！-／：-＠［-｀｛-･]+")
@@ -183,7 +185,7 @@ def find_other_scripts(block: TextBlock, rules: CleanConfig) -> np.ndarray:
         if names and side >= block.first_side:
             wanted = frozenset(names.upper().split("+"))
             shares = (_share_of_scripts(text, wanted) for text in block.texts[side])
-            wrong[:, side] = [share < rules.min_script_share for share in shares]
+            wrong[:, side] = [share < _LEAST_SHARE for share in shares]
     return _first_side(wrong)
 
 
@@ -201,8 +203,9 @@ def find_other_languages(block: TextBlock, rules: CleanConfig) -> np.ndarray:
     identifier = load_identifier(rules.language_model)
     wrong = np.zeros((len(block.lengths), 2), bool)
     for side in range(block.first_side, 2):
-        language, least = block.languages[side], rules.min_language_probability
-        wrong[:, side] = [*map(bool, identifier.find_others(block.texts[side], language, least=least))]
+        language = block.languages[side]
+        others = identifier.find_others(block.texts[side], language, least=_LEAST_PROBABILITY)
+        wrong[:, side] = [*map(bool, others)]
     return _first_side(wrong)
 
 

@@ -70,7 +70,7 @@ class RecordRows:
         except (RuntimeError, ValueError, IndexError, KeyError) as error:  # what ArrayRecord and TFDS raise
             raise UserError(
                 f"the prepared data set {self._name} is damaged ({describe_error(error)}); remove "
-                "it from data.cache_dir (or tfds_data_dir): the next run prepares it again"
+                "it from data.cache_dir (or TFDS_DATA_DIR): the next run prepares it again"
             ) from error
 
 

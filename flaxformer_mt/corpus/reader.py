@@ -338,7 +338,7 @@ def _stores_split(member: Member, config: DataConfig, split: Split) -> bool:
             return match_split(wanted, SIZES) is not None
         from flaxformer_mt.corpus.tfds_sets import has_tfds_split
 
-        return has_tfds_split(name, wanted, folder=tfds_dir(config))
+        return has_tfds_split(name, wanted, folder=tfds_dir())
 
 
 def _open(member: Member, config: DataConfig, split: Split) -> RawSplit:
@@ -366,7 +366,7 @@ def _open(member: Member, config: DataConfig, split: Split) -> RawSplit:
             return open_toy(wanted, languages=languages, cache=cache_dir(config))
         from flaxformer_mt.corpus.tfds_sets import open_tfds_set
 
-        return open_tfds_set(name, wanted, languages=languages, folder=tfds_dir(config))
+        return open_tfds_set(name, wanted, languages=languages, folder=tfds_dir())
 
 
 def _is_text(name: str) -> bool:

@@ -29,9 +29,8 @@ def compiled_dir() -> Path:
     return user_cache_dir() / "compiled"
 
 
-def tfds_dir(config: DataConfig) -> Path:
-    configured = config.tfds_data_dir or os.environ.get("TFDS_DATA_DIR", "")
-    if configured:
+def tfds_dir() -> Path:
+    if configured := os.environ.get("TFDS_DATA_DIR", ""):
         return local_path(configured)
     try:
         return Path.home() / "tensorflow_datasets"
@@ -99,8 +98,7 @@ def build_once(make_builder: Callable[[], Any]) -> Any:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"cannot write to {folder.parent}: {error.strerror}; set another folder with "
-            "--config.data.tfds_data_dir"
+            f"cannot write to {folder.parent}: {error.strerror}; set another folder with TFDS_DATA_DIR"
         ) from None
     with (folder.parent / f".{folder.name}.lock").open("a") as file:
         with contextlib.suppress(file_lock.FileHasNoLock):

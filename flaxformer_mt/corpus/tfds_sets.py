@@ -70,7 +70,7 @@ def _open_builder(name: str, folder: Path) -> Any:
         raise UserError(
             f"{name} in {prepared} is prepared as {formats[0]}, which has no random access; convert it with "
             f"`tfds convert_format --dataset_version_dir={prepared} --out_file_format=array_record` (needs "
-            f"{install_command(extra='tfds-build')}), or set --config.data.tfds_data_dir to another folder"
+            f"{install_command(extra='tfds-build')}), or set TFDS_DATA_DIR to another folder"
         )
     with quiet():
         return tfds.builder_from_directory(prepared, file_format="array_record")
@@ -105,8 +105,8 @@ def _build(name: str, folder: Path) -> Any:
         raise UserError(
             f"{name} is not prepared in {folder} (looked for {builder.data_dir}), and building it needs "
             f"TensorFlow: {install_command(extra='tfds-build')}, "
-            f"then {command_line('prepare', '--config=CONFIG')}; or set "
-            "--config.data.tfds_data_dir to the folder where it is prepared"
+            f"then {command_line('prepare', '--config=CONFIG')}; or set TFDS_DATA_DIR to the folder where "
+            "it is prepared"
         )
     try:
         return build_once(lambda: _make_builder(plain, folder))

@@ -17,6 +17,9 @@ from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError
 
+# Threads that build batches, and batches that they keep ready ahead of the training step.
+_THREADS, _READY = 2, 8
+
 
 def train_batches(
     stores: EpochStores,
@@ -32,16 +35,15 @@ def train_batches(
     """Yield batches, each with the position after it, from which training can resume; the last stage may end.
 
     Batch (epoch, index) depends on the data, `config` and `seed` alone; starting at any position costs one
-    plan. `config.loader_threads` threads keep `config.prefetch` batches ready, across the ends of epochs. The
-    plan of the next epoch, and with subword sampling or noise its token store, is built while the current
-    epoch is in use. Closing the iterator ends the threads. `accumulation` is the number of batches of an
-    update, in which the steps of stages are counted.
+    plan. Threads keep batches ready, across the ends of epochs. The plan of the next epoch, and with subword
+    sampling or noise its token store, is built while the current epoch is in use. Closing the iterator ends
+    the threads. `accumulation` is the number of batches of an update, in which the steps of stages are
+    counted.
     """
     import grain  # imported late: the import takes half a second
 
     # Grain returns batches in order; the steps in progress lie within its buffer.
-    buffer = max(config.prefetch, config.loader_threads) if config.prefetch and config.loader_threads else 0
-    epochs = _Epochs(stores, config, seed, start, buffer + 1, accumulation)
+    epochs = _Epochs(stores, config, seed, start, _READY + 1, accumulation)
 
     def batch_at(step: int) -> tuple[Position, BatchArray | None]:
         located = epochs.find(step)
@@ -53,7 +55,7 @@ def train_batches(
         return active.after if ended else active.place._replace(index=index + 1), batch
 
     steps = grain.MapDataset.range(sys.maxsize).map(batch_at)
-    options = grain.ReadOptions(num_threads=config.loader_threads, prefetch_buffer_size=buffer)
+    options = grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=_READY)
     batches = iter(steps.to_iter_dataset(options))
     try:
         for position, batch in batches:

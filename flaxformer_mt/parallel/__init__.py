@@ -12,9 +12,7 @@ import jax
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.parallel.compilation import (
-    check_compiler_options,
     default_compiler_options,
-    read_compiler_options,
 )
 from flaxformer_mt.parallel.devices import (
     DeviceLayout,
@@ -53,5 +51,4 @@ def make_parallel(config: Config, *, devices: Sequence[jax.Device] | None = None
     )
     used = devices[: layout.device_count]
     platform = devices[0].platform
-    options = read_compiler_options(config.parallel.xla_flags, platform)
-    return Parallel(layout, used, default_compiler_options(platform) | options)
+    return Parallel(layout, used, default_compiler_options(platform))

@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,7 +24,6 @@ import numpy as np
 
 from flaxformer_mt.atomic_folder import artifact, discard, read_artifact
 from flaxformer_mt.config.files import is_private
-from flaxformer_mt.errors import UserError, first_line
 from flaxformer_mt.processor import describe_processor
 
 # The monitoring events of JAX whose time is compile time.
@@ -77,22 +76,6 @@ class CompileClock:
         jax.monitoring.unregister_event_duration_listener(self.listen)
 
 
-_PLATFORMS = ("cpu", "gpu", "tpu")
-
-
-def read_compiler_options(flags: Sequence[str], platform: str) -> dict[str, str | bool]:
-    """Read `parallel.xla_flags`, each NAME=VALUE, as {"xla_gpu_enable_nccl_user_buffers": True}.
-
-    Flags that are named for another platform, as xla_tpu_... is on a GPU, are left out.
-    """
-    options: dict[str, str | bool] = {}
-    for flag in flags:
-        name, _, value = flag.partition("=")
-        if not any(name.startswith(f"xla_{other}_") for other in _PLATFORMS if other != platform):
-            options[name] = {"true": True, "false": False}.get(value.lower(), value)
-    return options
-
-
 def default_compiler_options(platform: str) -> dict[str, str | bool]:
     """Return the options for programs of a platform that the package sets itself.
 
@@ -100,19 +83,6 @@ def default_compiler_options(platform: str) -> dict[str, str | bool]:
     to kernel, and move twice the bytes.
     """
     return {"xla_allow_excess_precision": False} if platform in ("gpu", "cuda") else {}
-
-
-def check_compiler_options(options: Mapping[str, str | bool]) -> None:
-    """Compile a small program with each of the options, and refuse those that the compiler does not know."""
-    for name, value in options.items():
-        try:
-            jax.jit(lambda x: x + 1, compiler_options={name: value}).lower(0.0).compile()
-        except (jax.errors.JaxRuntimeError, ValueError) as error:
-            shown = str(value).lower() if isinstance(value, bool) else value
-            raise UserError(
-                f"parallel.xla_flags has {name}={shown}, which XLA of JAX {jax.__version__} refuses on "
-                f"{jax.default_backend()} ({first_line(error)}); remove it from parallel.xla_flags"
-            ) from error
 
 
 # Maximum number of files; those that were used longest ago are removed.

@@ -229,7 +229,7 @@ def find_unpadded_sizes(
         return {}
     if not model.source_end:  # the end symbols of sources are masked in their padded rows
         return {}
-    if config.train.unpad == "none" or parallel.platform != "cpu" or parallel.device_count > 1:
+    if parallel.platform != "cpu" or parallel.device_count > 1:
         return {}
     found: dict[Shape, tuple[int, int]] = {}
     for shape_facts in (facts for plan in plans for facts in plan if facts["batches"]):

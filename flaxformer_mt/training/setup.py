@@ -22,7 +22,7 @@ from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import Model, init_params
 from flaxformer_mt.model.lora import FACTORS, has_factors, without_factors
-from flaxformer_mt.parallel import Parallel, check_compiler_options, enable_compilation_cache, make_parallel
+from flaxformer_mt.parallel import Parallel, enable_compilation_cache, make_parallel
 from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first, work_in_all
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
@@ -130,7 +130,6 @@ def set_up_training(
       loss_terms, allow_changed_data: see `fit`.
     """
     parallel = make_parallel(config)
-    check_compiler_options(parallel.compiler_options)
     enable_compilation_cache(compiled_dir())
     own_store = None if is_first() else cache_dir(config.data) / "tokens" / f"process-{jax.process_index()}"
     prepared = first_then_others(

@@ -48,6 +48,10 @@ class Totals(NamedTuple):
         return {"loss": self.loss_sum / weight, **accuracy, **alignment}
 
 
+# So many updates in a row whose gradients are not finite, and which are skipped, end training.
+_MOST_SKIPPED = 20
+
+
 class TrainingLog:
     """Sums the metrics of updates, and logs them every `train.log_every` updates and after each epoch.
 
@@ -203,12 +207,11 @@ class TrainingLog:
         self._line, self._work, self._updates = Totals(), Work(), 0
         self._seconds = self._waited = 0.0
         self._tracker.log(step, "train", values)
-        in_a_row, limit = int(metrics.skipped_in_a_row), self._config.train.max_nonfinite_steps
-        if in_a_row >= limit:
+        if (in_a_row := int(metrics.skipped_in_a_row)) >= _MOST_SKIPPED:
             raise UserError(
-                f"the last {in_a_row} updates up to step {step} had non-finite gradients "
-                f"(train.max_nonfinite_steps is {limit}) at learning rate {rate:.3g}; lower "
-                "optim.learning_rate or raise optim.warmup_steps. The saved checkpoints are not affected"
+                f"the last {in_a_row} updates up to step {step} had non-finite gradients at learning rate "
+                f"{rate:.3g}; lower optim.learning_rate or raise optim.warmup_steps. The saved checkpoints "
+                "are not affected"
             )
 
     def _pool_work(self) -> None:

@@ -37,6 +37,8 @@ def leave_out_invisible(rules: Iterable[tuple[str, str]]) -> dict[str, str]:
 # Training lines are split into segments of at most this many characters: SentencePiece silently skips lines
 # of more than max_sentence_length bytes, and its unigram trainer's time grows superlinearly with line length.
 _TRAINING_CHARACTERS = 1000
+# Sentences that a vocabulary is trained on at most.
+_MOST_SENTENCES = 2_000_000
 _TRAINING_BYTES = 4 * _TRAINING_CHARACTERS
 # The unigram trainer's sums depend on the number of threads; a fixed number gives one model on every machine.
 _TRAINING_THREADS = 16
@@ -262,7 +264,7 @@ def _make_normalizer(name: str) -> sentencepiece.SentencePieceNormalizer:
 
 
 class _Lines:
-    """Normalized sentences to train on, at most `max_sentences`, evenly spaced over the data.
+    """Normalized sentences to train on, at most `_MOST_SENTENCES`, evenly spaced over the data.
 
     error: the exception raised by reading the pairs, which SentencePiece would convert to its own error.
     """
@@ -270,7 +272,7 @@ class _Lines:
     def __init__(self, config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> None:
         self._pairs = pairs
         self._normalizers = {side: _make_normalizer(_normalization_of(config, side)) for side in sides}
-        self._wanted = min(len(pairs), max(1, config.max_sentences // len(sides)))
+        self._wanted = min(len(pairs), max(1, _MOST_SENTENCES // len(sides)))
         self.error: BaseException | None = None
 
     def __iter__(self) -> Iterator[str]:

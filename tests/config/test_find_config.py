@@ -202,7 +202,7 @@ def test_a_user_without_home_and_entry_has_a_temporary_folder(monkeypatch, tmp_p
         folder = user_cache_dir()
     assert folder == tmp_path / f"flaxformer_mt-{os.getuid()}" and folder.stat().st_mode & 0o777 == 0o700
     assert user_cache_dir() == folder, "without a second warning, which would be an error"
-    assert tfds_dir(DataConfig()) == folder / "tensorflow_datasets"
+    assert tfds_dir() == folder / "tensorflow_datasets"
     with pytest.raises(UserError, match="^~/run: Could not determine home directory. Give the path without"):
         local_path("~/run")
     # Compiled programs are executed: a folder that others may write to is refused.

@@ -183,8 +183,8 @@ def test_an_import_opens_no_data_set(exported, tmp_path):
     """A foreign config must not choose which files are read, written or downloaded."""
     folder = shutil.copytree(exported[0], tmp_path / "foreign")
     facts = json.loads((folder / "config.json").read_text())
-    data = {"cache_dir": str(tmp_path / "cache"), "tfds_data_dir": str(tmp_path / "tfds")}
-    facts["flaxformer_mt"]["config"]["data"] |= data | {"dataset": "toy_de_en"}
+    data = {"cache_dir": str(tmp_path / "cache"), "dataset": "toy_de_en"}
+    facts["flaxformer_mt"]["config"]["data"] |= data
     (folder / "config.json").write_text(json.dumps(facts))
     result = import_run(folder, format_name="handbuilt", run_dir=tmp_path / "run")
     assert result["checked_on"].startswith("random tokens") and result["largest_difference"] < 1e-5

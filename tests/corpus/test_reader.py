@@ -78,9 +78,9 @@ def tfds_folder(tmp_path_factory):
 
 
 @pytest.fixture
-def config(tfds_folder, tmp_path):
-    folders = {"tfds_data_dir": str(tfds_folder), "cache_dir": str(tmp_path / "cache")}
-    return DataConfig(dataset="wmt14_translate/de-en", **folders)
+def config(tfds_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tfds_folder))
+    return DataConfig(dataset="wmt14_translate/de-en", cache_dir=str(tmp_path / "cache"))
 
 
 def text_config(tmp_path, **more):
@@ -93,10 +93,11 @@ def text_config(tmp_path, **more):
 
 def test_a_prepared_set_is_read_from_disk_without_tensorflow_or_noise(tfds_folder, tmp_path):
     out = run_whole(
-        "import sys\n"
+        "import os, sys\n"
         "from flaxformer_mt.config import DataConfig\n"
         "from flaxformer_mt.corpus import read_pairs\n"
-        "config = DataConfig('wmt14_translate/de-en', tfds_data_dir=sys.argv[1], cache_dir=sys.argv[2])\n"
+        "os.environ['TFDS_DATA_DIR'] = sys.argv[1]\n"
+        "config = DataConfig('wmt14_translate/de-en', cache_dir=sys.argv[2])\n"
         "pairs = read_pairs(config, 'train')\n"
         "print(len(pairs), pairs[-1].source, pairs[-1].target, 'tensorflow' in sys.modules, sep='|')\n",
         tfds_folder,
@@ -162,7 +163,7 @@ def test_a_set_that_is_not_prepared_says_how_to_prepare_it(config, tmp_path, mon
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "tensorflow" else find_spec(name)
     )
-    config = replace(config, tfds_data_dir=str(tmp_path / "none"))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "none"))
     with raises(UserError) as error:
         read_pairs(config, "train")
     for part in (
@@ -170,7 +171,7 @@ def test_a_set_that_is_not_prepared_says_how_to_prepare_it(config, tmp_path, mon
         str(tmp_path / "none" / "wmt14_translate" / "de-en" / "1.0.0"),
         f"{sys.executable} -m pip install 'tensorflow-cpu>=2.20' 'importlib_resources>=6', then ",
         f"{sys.executable} -m flaxformer_mt prepare --config=CONFIG; ",
-        "--config.data.tfds_data_dir",
+        "or set TFDS_DATA_DIR to the folder",
     ):
         assert part in str(error.value)
 
@@ -197,7 +198,8 @@ def test_with_tensorflow_a_missing_set_is_built_and_failures_are_told(config, tm
             raise AssertionError("the generators are made above")
 
     monkeypatch.setattr(tfds_sets.importlib.util, "find_spec", lambda name: object())
-    config = replace(config, dataset="tiny_translate", tfds_data_dir=str(tmp_path))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    config = replace(config, dataset="tiny_translate")
     with raises(UserError, match="could not build tiny_translate .* ConnectionError: no route to host"):
         read_pairs(config, "train")
     TinyTranslate.broken = False
@@ -214,16 +216,17 @@ def copy_set(source, folder, **facts):
     path.write_text(json.dumps(json.loads(path.read_text()) | facts))
 
 
-def test_a_set_without_random_access_says_how_to_convert_it(config, tfds_folder, tmp_path):
+def test_a_set_without_random_access_says_how_to_convert_it(config, tfds_folder, tmp_path, monkeypatch):
     copy_set(tfds_folder, tmp_path, fileFormat="tfrecord")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     with raises(UserError, match=r"is prepared as tfrecord.*convert_format --dataset_version_dir=.*1\.0\.0"):
-        read_pairs(replace(config, tfds_data_dir=str(tmp_path)), "train")
+        read_pairs(config, "train")
 
 
-def test_the_newest_version_is_read_unless_one_is_named(config, tfds_folder, tmp_path):
+def test_the_newest_version_is_read_unless_one_is_named(config, tfds_folder, tmp_path, monkeypatch):
     for version in ("1.0.0", "1.10.0", "1.9.0"):
         copy_set(tfds_folder, tmp_path, version=version)
-    config = replace(config, tfds_data_dir=str(tmp_path))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     newest = read_pairs(config, "test")
     assert newest.report["parts"][0]["folder"].endswith("1.10.0")
     named = read_pairs(replace(config, dataset="wmt14_translate/de-en:1.9.0"), "test")
@@ -279,13 +282,12 @@ def test_fingerprint_follows_text_rules_and_languages_but_not_places(tmp_path):
 def test_folders(monkeypatch, tmp_path):
     monkeypatch.setenv("FLAXFORMER_MT_CACHE", str(tmp_path / "a"))
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "b"))
-    given = DataConfig(cache_dir=str(tmp_path / "c"), tfds_data_dir=str(tmp_path / "d"))
-    assert (cache_dir(given), tfds_dir(given)) == (tmp_path / "c", tmp_path / "d")
-    assert (cache_dir(DataConfig()), tfds_dir(DataConfig())) == (tmp_path / "a", tmp_path / "b")
+    assert cache_dir(DataConfig(cache_dir=str(tmp_path / "c"))) == tmp_path / "c"
+    assert (cache_dir(DataConfig()), tfds_dir()) == (tmp_path / "a", tmp_path / "b")
     monkeypatch.delenv("FLAXFORMER_MT_CACHE")
     monkeypatch.delenv("TFDS_DATA_DIR")
     assert cache_dir(DataConfig()) == Path.home() / ".cache" / "flaxformer_mt"
-    assert tfds_dir(DataConfig()) == Path.home() / "tensorflow_datasets"
+    assert tfds_dir() == Path.home() / "tensorflow_datasets"
 
 
 READ = """

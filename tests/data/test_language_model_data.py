@@ -141,9 +141,8 @@ def test_any_set_with_a_feature_of_text_will_do(config, tmp_path, monkeypatch):
             raise AssertionError("the generators are made above")
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())  # as if TensorFlow were there
-    named = dataclasses.replace(
-        config, dataset="tiny_stories", tfds_data_dir=str(tmp_path / "tfds"), target_language="text"
-    )
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+    named = dataclasses.replace(config, dataset="tiny_stories", target_language="text")
     assert list(read_pairs(named, "train")) == alone(LINES)
     with pytest.raises(UserError, match=r"no language label; it has text: set --config\.data\.target_lang"):
         read_pairs(dataclasses.replace(named, target_language="label"), "train")

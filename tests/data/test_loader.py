@@ -47,7 +47,6 @@ CONFIG = DataConfig(
     batch_tokens=192,
     num_shapes=3,
     row_multiple=4,
-    loader_threads=2,
 )
 MODES = ("bucket", "pack")
 
@@ -185,9 +184,8 @@ def take(number: int, stores, config=CONFIG, start=BEGINNING, seed=1) -> list[tu
 
 
 @pytest.mark.parametrize("batching", MODES)
-@pytest.mark.parametrize("threads", [0, 1, 3])
-def test_the_sequence_is_that_of_the_plans_whatever_the_threads(stores, batching, threads):
-    config = dataclasses.replace(CONFIG, batching=batching, loader_threads=threads, prefetch=2)
+def test_the_sequence_is_that_of_the_plans(stores, batching):
+    config = dataclasses.replace(CONFIG, batching=batching)
     store = stores.base
     expected = []
     for epoch in range(3):
@@ -219,9 +217,9 @@ def test_the_end_of_an_epoch_is_the_beginning_of_the_next(stores):
         take(1, stores, start=Position(0, length + 1))
 
 
-def test_epochs_shorter_than_the_prefetch(vocabs, tmp_path):
+def test_epochs_shorter_than_what_is_kept_ready(vocabs, tmp_path):
     stores = EpochStores(make_pairs(3), vocabs, tmp_path, Drawing(0.0, 1))
-    config = dataclasses.replace(CONFIG, batching="pack", prefetch=8, loader_threads=4)
+    config = dataclasses.replace(CONFIG, batching="pack")
     found = take(40, stores, config)
     assert [position for position, _ in found] == [Position(epoch, 0) for epoch in range(1, 41)]
     assert all(len(read_back(batch)) == 3 for _, batch in found)

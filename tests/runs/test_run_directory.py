@@ -51,16 +51,12 @@ def test_another_config_is_refused_with_every_difference(tmp_path):
 
 FREE = {
     "data.cache_dir": "/elsewhere",
-    "data.tfds_data_dir": "/elsewhere",
-    "data.loader_threads": 5,
-    "data.prefetch": 1,
     "parallel.backend": "mesh",
     "parallel.devices": 3,
     "parallel.data": 2,
     "parallel.fsdp": 2,
     "parallel.tensor": 2,
     "parallel.fsdp_gathers": "once",
-    "parallel.xla_flags": ["xla_gpu_autotune_level=0"],
     "train.peak_flops": 1e12,
     "train.bleu_tokenize": "char",
     "train.log_every": 7,
@@ -71,7 +67,6 @@ FREE = {
     "model.attention": "plain",
     "model.scan_layers": True,
     "train.loss_chunk_tokens": 256,
-    "train.unpad": "none",
     "train.checkpoint_every": 10,
     "train.evaluate_every": 10,
     "train.patience": 3,
@@ -209,12 +204,12 @@ def test_a_change_is_recorded_and_what_it_changes_is_said(tmp_path):
         warnings.simplefilter("error")
         open_run(tmp_path, untrained)  # nothing has been trained yet
         (tmp_path / "checkpoints" / "70").mkdir(parents=True)
-        free = untrained.replace({"data.loader_threads": 1})
+        free = untrained.replace({"train.log_every": 1})
         open_run(tmp_path, free)
         open_run(tmp_path, free)
     changed = free.replace({"train.patience": 3, "search.beam_size": 9})
     with pytest.warns(FlaxformerWarning) as caught:
-        open_run(tmp_path, changed.replace({"data.prefetch": 2}))
+        open_run(tmp_path, changed.replace({"train.keep_checkpoints": 2}))
     assert str(caught[0].message) == (
         f"{tmp_path} is resumed at step 70 with another config: train.patience: 1 -> 3 (training may stop at "
         "another step); search.beam_size: 4 -> 9 (later translations and their scores differ)"
@@ -222,8 +217,8 @@ def test_a_change_is_recorded_and_what_it_changes_is_said(tmp_path):
     records = [json.loads(line) for line in history.read_text(encoding="utf-8").split("\n") if line]
     assert [(record["step"], record["changed"]) for record in records] == [
         (0, {"model.remat": ["none", "full"], "train.patience": [0, 1]}),
-        (70, {"data.loader_threads": [2, 1]}),
-        (70, {"data.prefetch": [8, 2], "train.patience": [1, 3], "search.beam_size": [4, 9]}),
+        (70, {"train.log_every": [50, 1]}),
+        (70, {"train.keep_checkpoints": [5, 2], "train.patience": [1, 3], "search.beam_size": [4, 9]}),
     ]
     assert all(record["time"] > 1.7e9 for record in records)
 

@@ -202,7 +202,6 @@ def test_sizes_are_whole_rows_of_likely_tokens_and_at_most_those_of_the_shape():
         {"model": {"decoder_self_attention": "ssru"}},
         {"model": {"architecture": "decoder_only"}},
         {"data": {"batching": "pack"}},
-        {"train": {"unpad": "none"}},
         {"platform": "gpu"},
         {"device_count": 2},
     ],
