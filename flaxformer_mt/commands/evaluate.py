@@ -6,9 +6,10 @@ from typing import Any
 
 from flaxformer_mt.commands.options import EvaluateOptions, ProcessOptions, read_glossary, read_languages
 from flaxformer_mt.commands.terminal_tables import summarize_values
-from flaxformer_mt.commands.translate import choose_loading, choose_search
+from flaxformer_mt.commands.translate import choose_search
 from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config
+from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.errors import UserError, name_urls
 from flaxformer_mt.evaluation.tables import write_text
 
@@ -41,7 +42,7 @@ def evaluate(options: EvaluateOptions) -> object:
         raise UserError(f"--split={options.split} and {flag}={file} exclude each other; leave one out")
     result = evaluate_run(
         options.run,
-        choose_loading(options, search),
+        LoadOptions.of(options, search),
         split=options.split or "test",
         source=options.source,
         reference=options.reference,

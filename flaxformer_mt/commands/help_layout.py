@@ -79,8 +79,13 @@ def format_help(
 
 def list_flags(kind: type, *, default: Any = None, run_config: Config | None = None) -> Iterator[FlagHelp]:
     """Yield the flags of a command but those of its config: required ones first, then the command's own."""
-    comments, declared = read_comments(kind), kind.__dict__.get("__annotations__", {})
-    for field in sorted(dataclasses.fields(kind), key=lambda f: (not is_required(f), f.name not in declared)):
+    comments, declared = read_comments(kind), list(kind.__dict__.get("__annotations__", {}))
+
+    def place(field: dataclasses.Field[Any]) -> tuple[bool, int]:
+        own = field.name in declared
+        return not is_required(field), declared.index(field.name) if own else len(declared)
+
+    for field in sorted(dataclasses.fields(kind), key=place):
         if field.type is not Config:
             comment = comments[field.name]
             value = getattr(default, field.name) if default is not None else _default_of(field)

@@ -14,8 +14,8 @@ from flaxformer_mt.commands.options import (
     BacktranslateOptions,
     CorpusOptions,
     DistilOptions,
+    FileTranslationOptions,
     TranslateOptions,
-    find_declaration,
 )
 from flaxformer_mt.commands.translate import (
     check_line_flags,
@@ -24,6 +24,7 @@ from flaxformer_mt.commands.translate import (
     translate_with_ctranslate2,
 )
 from flaxformer_mt.config.checks import check_n_best
+from flaxformer_mt.config.load_options import take_values
 from flaxformer_mt.errors import UserError, name_full_disk, warn_user
 from flaxformer_mt.scoring.metrics import find_metric, score_sentences
 from flaxformer_mt.text_io.lines import STANDARD, check_writable, count_lines, open_input, open_lines
@@ -122,14 +123,16 @@ def _check_targets(options: DistilOptions) -> int | None:
 
 def _translate_options(options: CorpusOptions, *, n_best: int | None = None) -> TranslateOptions:
     """Return the options of `translate` that translate --input into TRANSLATIONS."""
-    values = {
-        name: value
-        for name, value in vars(options).items()
-        if find_declaration(type(options), name) is find_declaration(TranslateOptions, name)
-    }
-    values |= {name: getattr(options, name) for name in ("input", "window", "resume", "overwrite")}
-    values["capitals"] = "never"
-    return TranslateOptions(**values, output=str(options.output / TRANSLATIONS), n_best=n_best)
+    return TranslateOptions(
+        **take_values(options, FileTranslationOptions),
+        input=options.input,
+        output=str(options.output / TRANSLATIONS),
+        n_best=n_best,
+        window=options.window,
+        resume=options.resume,
+        overwrite=options.overwrite,
+        capitals="never",
+    )
 
 
 def _is_first() -> bool:

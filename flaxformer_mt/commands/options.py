@@ -16,7 +16,16 @@ from flaxformer_mt.config.field_values import (
     between,
 )
 from flaxformer_mt.config.files import read_config
-from flaxformer_mt.config.load_options import LoadOptions
+from flaxformer_mt.config.load_options import (
+    CheckpointOptions,
+    DtypeOptions,
+    EnsembleOptions,
+    LetterCaseOptions,
+    LongLinesOptions,
+    NonfiniteOptions,
+    SearchModelOptions,
+    ShortlistOptions,
+)
 from flaxformer_mt.config.schema import BATCH_NAMES
 from flaxformer_mt.scoring.metrics import name_filtering_scores
 from flaxformer_mt.text_io.pair_table import PairRules
@@ -36,7 +45,7 @@ def make_flags(section: type, *names: str) -> Any:
     """Return a dataclass of options, each None unless its flag is given: then the run's config decides.
 
     With `SearchConfig` and "beam_size", it has the one field `beam_size: int | None = None`, with the comment
-    that the field has in `SearchConfig`.
+    that the field has in `SearchConfig`. `search_flags()` are the values of the flags that are given.
     """
     declared = section.__dict__["__annotations__"]  # before those of its base classes
     fields = [
@@ -44,38 +53,14 @@ def make_flags(section: type, *names: str) -> Any:
         for field in sorted(dataclasses.fields(section), key=lambda field: field.name not in declared)
         if not names or field.name in names
     ]
-    namespace = {"DECLARED_IN": section, "UNSET": " None: as in the run's config."}
+
+    def given(self: Any) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name, *_ in fields}
+        return {name: value for name, value in values.items() if value is not None}
+
+    unset = " None: as in the run's config."
+    namespace = {"DECLARED_IN": section, "UNSET": unset, "search_flags": given}
     return dataclasses.make_dataclass(f"{section.__name__}Flags", fields, frozen=True, namespace=namespace)
-
-
-def take_fields(section: type, *names: str) -> Any:
-    """Return a dataclass of some fields of another, with their comments."""
-    fields = [
-        (field.name, field.type, dataclasses.field(default=field.default, kw_only=True))
-        for field in dataclasses.fields(section)
-        if field.name in names
-    ]
-    return dataclasses.make_dataclass(
-        section.__name__, fields, frozen=True, namespace={"DECLARED_IN": section}
-    )
-
-
-def find_declaration(kind: type, name: str) -> type | None:
-    """Return the class that declares a field of `kind`; what a config declares means the same in options."""
-    for one in kind.__mro__:
-        if name in one.__dict__.get("__annotations__", {}):
-            return one.__dict__.get("DECLARED_IN", one)
-    return None
-
-
-# Any, because type checkers do not know the fields of classes made at run time.
-_EnsembleOptions: Any = take_fields(LoadOptions, "ensemble")
-CheckpointOptions: Any = take_fields(LoadOptions, "checkpoint")
-NonfiniteOptions: Any = take_fields(LoadOptions, "allow_nonfinite")
-DtypeOptions: Any = take_fields(LoadOptions, "dtype")
-SearchModelOptions: Any = take_fields(LoadOptions, "dtype", "quantization", "split_sentences")
-ShortlistOptions: Any = take_fields(LoadOptions, "shortlist")
-_LongLinesOptions: Any = take_fields(LoadOptions, "long_lines")
 
 
 @dataclass(frozen=True)
@@ -122,18 +107,6 @@ class ScorerOptions:
     def list_used_scores(self) -> list[str | None]:
         """Return the names in `score_fields`."""
         return []
-
-
-@dataclass(frozen=True, kw_only=True)
-class LetterCaseOptions:
-    """What becomes of text in letter cases that models translate badly."""
-
-    # ---- letter case ----
-
-    # Sentences in capitals, in title case or of a single word. always: they are translated in sentence case,
-    # and their translations get the capitals or title case back. auto: the same for the kinds that fewer than
-    # 0.5% of the training lines had, if this is known. never: they are translated as they are.
-    capitals: Literal["auto", "always", "never"] = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,9 +254,11 @@ BARE_FLAGS = {"--alignments": "words"}
 
 # Declared in SearchConfig; Any, because type checkers do not know the fields of classes made at run time.
 _SearchFlags: Any = make_flags(SearchConfig, *(field.name for field in fields(SearchConfig)))
-_ScoreFlags: Any = make_flags(SearchConfig, "length_penalty", "length_penalty_kind", "coverage_penalty")
+_ScoreFlags: Any = make_flags(
+    SearchConfig, "length_penalty", "length_penalty_kind", "coverage_penalty", "batch_tokens"
+)
 _GenerateFlags: Any = make_flags(
-    SearchConfig, "beam_size", "temperature", "top_k", "top_p", "seed", "no_repeat_ngram"
+    SearchConfig, "method", "beam_size", "temperature", "top_k", "top_p", "seed", "no_repeat_ngram"
 )
 
 
@@ -346,19 +321,26 @@ class EvaluateOptions(
 
 
 @dataclass(frozen=True)
-class TranslateOptions(
+class FileTranslationOptions(
     WorkerOptions,
     ScorerOptions,
     SearchOptions,
     SearchModelOptions,
-    ShortlistOptions,
     NonfiniteOptions,
-    _EnsembleOptions,
+    EnsembleOptions,
     EncodingOptions,
+):
+    """Options of all commands that translate files."""
+
+
+@dataclass(frozen=True)
+class TranslateOptions(
+    ShortlistOptions,
+    FileTranslationOptions,
     LanguageOptions,
     GlossaryOptions,
     LetterCaseOptions,
-    _LongLinesOptions,
+    LongLinesOptions,
 ):
     """Translates text line by line, and writes one line for each input line in the same order."""
 
@@ -429,7 +411,7 @@ class TranslateOptions(
         return [self.rerank, self.mbr]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScoreOptions(
     CheckpointOptions, _ScoreFlags, DtypeOptions, NonfiniteOptions, EncodingOptions, LanguageOptions
 ):
@@ -459,7 +441,7 @@ class ScoreOptions(
     long_lines: Literal["refuse", "cut"] = "refuse"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GenerateOptions(CheckpointOptions, _GenerateFlags):
     """Writes texts by a language model (a run without data.source_language), one per line."""
 
@@ -506,16 +488,7 @@ class DoctorOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusOptions(
-    PairRules,
-    WorkerOptions,
-    ScorerOptions,
-    SearchOptions,
-    SearchModelOptions,
-    NonfiniteOptions,
-    _EnsembleOptions,
-    EncodingOptions,
-):
+class CorpusOptions(PairRules, FileTranslationOptions):
     """Options of all commands that make training data."""
 
     # ---- input and output ----

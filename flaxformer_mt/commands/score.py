@@ -5,9 +5,10 @@ import itertools
 from typing import Any
 
 from flaxformer_mt.commands.options import ScoreOptions, read_languages
-from flaxformer_mt.commands.translate import WINDOW, choose_loading, choose_search, is_on_screen
+from flaxformer_mt.commands.translate import WINDOW, choose_search, is_on_screen
 from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config
+from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import STANDARD, check_output, count_lines, open_lines, open_output
 
@@ -41,7 +42,7 @@ def score_file(options: ScoreOptions) -> None:
         if options.source is not None:
             source = files.enter_context(open_lines(options.source, invalid_utf8=options.invalid_utf8))
         target = files.enter_context(open_lines(options.target, invalid_utf8=options.invalid_utf8))
-        scorer = Scorer.load(options.run, choose_loading(options, search))
+        scorer = Scorer.load(options.run, LoadOptions.of(options, search))
         write = files.enter_context(open_output(options.output))
         quiet, total = is_on_screen(options.output), count_lines(options.target)
         progress = files.enter_context(Throughput(total=total, quiet=quiet))

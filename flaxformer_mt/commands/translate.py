@@ -22,7 +22,6 @@ from flaxformer_mt.commands.options import (
     SearchOptions,
     TranslateOptions,
     WorkerOptions,
-    find_declaration,
     read_glossary,
     read_languages,
 )
@@ -292,9 +291,7 @@ WITHOUT_EFFECT = ("diversity_strength", "length_bound", "batch_tokens")
 
 def _find_search_changes(options: TranslateOptions) -> dict[str, Any]:
     """Return the search options that are given. Raises UserError for flags that CTranslate2 does not have."""
-    fields = dataclasses.fields
-    shared = {field.name for field in fields(SearchOptions)} & {field.name for field in fields(SearchConfig)}
-    names = ["checkpoint", *WITHOUT_EFFECT, *(field.name for field in fields(MbrConfig))]
+    names = ["checkpoint", *WITHOUT_EFFECT, *(field.name for field in dataclasses.fields(MbrConfig))]
     names += ["dtype", "quantization", "coordinator", "processes", "process", "workers", "ray"]
     given = [name for name in names if getattr(options, name) is not None]
     given += ["stopping"] if options.stopping == "exact" else []
@@ -304,7 +301,7 @@ def _find_search_changes(options: TranslateOptions) -> dict[str, Any]:
             f"--{given[0]} has no effect with --backend=ctranslate2, whose model folder is one model in one "
             "process, and whose search has no such option; leave it out, or give --backend=jax"
         )
-    return {name: value for name in sorted(shared) if (value := getattr(options, name)) is not None}
+    return dict(sorted(options.search_flags().items()))
 
 
 def check_workers(options: WorkerOptions) -> bool:
@@ -361,7 +358,7 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
         search = choose_search(one)
         check_n_best(search, n_best, where="--")
         # Workers of other machines make copies of their own.
-        runs.append((Path(to_url(one.run)), choose_loading(one, search)))
+        runs.append((Path(to_url(one.run)), LoadOptions.of(one, search)))
     languages = read_languages(options)
     _check_flags(options)
     _check_standard_input(options, uses_workers=uses_workers)
@@ -375,12 +372,6 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
     )
     fields = {"n_best": n_best, "annotations": annotations, "glossary": read_glossary(options), **languages}
     write_translations(options, make_engine, form, fields=fields, keep_record=keep_record)
-
-
-def choose_loading(options: Any, search: SearchConfig | None) -> LoadOptions:
-    """Return the options of loading that the flags of a command give."""
-    names = {field.name for field in dataclasses.fields(LoadOptions)} & vars(options).keys()
-    return LoadOptions(**({name: getattr(options, name) for name in names} | {"search": search}))
 
 
 def write_translations(
@@ -469,14 +460,7 @@ def is_on_screen(output: str) -> bool:
 
 def choose_search(options: SearchOptions | ScoreOptions | GenerateOptions) -> SearchConfig:
     """Return the search options of the run's config, overridden by the flags that are given."""
-    stored = read_config(options.run / "config.json")
-    names = [field.name for field in dataclasses.fields(SearchConfig)]
-    flags = {
-        name: getattr(options, name)
-        for name in names
-        if find_declaration(type(options), name) in (SearchConfig, GenerateOptions, ScoreOptions)
-    }
-    given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
+    stored, given = read_config(options.run / "config.json"), options.search_flags()
     search = dataclasses.replace(stored.search, **given)
     check_search(search, model=stored.model, where="--")
     for method, method_flags in _METHOD_FLAGS.items():

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,12 +12,6 @@ from flaxformer_mt.commands import make_corpus
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.commands.options import (
     BacktranslateOptions,
-    DistilOptions,
-    EvaluateOptions,
-    GenerateOptions,
-    ScoreOptions,
-    TranslateOptions,
-    find_declaration,
 )
 from flaxformer_mt.commands.translate import choose_search
 from flaxformer_mt.config import Config, SearchConfig
@@ -231,33 +224,6 @@ def test_wrong_flags_are_refused_in_one_line(capfd):
         assert main(command) == 2, command
         error = capfd.readouterr().err
         assert message in error and error.count("\n") == 1, error
-
-
-@pytest.mark.parametrize(
-    ("kind", "target", "own"),
-    [
-        (BacktranslateOptions, TranslateOptions, {"input", "output", "window", "resume", "overwrite"}),
-        (DistilOptions, TranslateOptions, {"input", "output", "window", "resume", "overwrite", "n_best"}),
-        *((kind, SearchConfig, set()) for kind in (TranslateOptions, EvaluateOptions)),
-        (ScoreOptions, SearchConfig, {"batch_tokens"}),
-        (GenerateOptions, SearchConfig, {"method"}),
-        *((kind, SearchConfig, {"max_length_ratio"}) for kind in (BacktranslateOptions, DistilOptions)),
-    ],
-)
-def test_options_of_one_name_in_two_classes_mean_the_same(kind, target, own):
-    """A field is copied from one class to the other only where both have it from one declaration.
-
-    The others, which have the same name alone, are copied by hand or not at all.
-    """
-
-    def declare(options, name):
-        return SearchConfig if options is SearchConfig else find_declaration(options, name)
-
-    shared = {field.name for field in fields(kind)} & {field.name for field in fields(target)}
-    if target is TranslateOptions:  # a filter of pairs under its earlier name, which no search gets
-        own = own | {"max_length_ratio"}
-    assert {name for name in shared if declare(kind, name) is not declare(target, name)} == own
-    assert len(shared - own) >= 3
 
 
 def test_the_filter_of_pairs_is_no_option_of_the_search(monkeypatch, capfd):
