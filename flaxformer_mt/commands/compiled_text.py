@@ -107,8 +107,7 @@ def read_collectives(text: str, times: int = 1) -> dict[str, Counter[str]]:
     """Add up the collectives of so many runs of a program, by kind; loops of unknown length count once.
 
     count: executions. sent: bytes that a device sends to others, in a ring of the n devices that take part:
-    (n - 1) / n of what is gathered or scattered, twice that of an all-reduce, which is both. overlapped: the
-    bytes that it sends while other kernels run.
+    (n - 1) / n of what is gathered or scattered, twice that of an all-reduce, which is both.
     """
     bodies, entry = _read_computations(text)
     partitions = _PARTITIONS.search(text.partition("\n")[0])
@@ -135,16 +134,8 @@ def read_collectives(text: str, times: int = 1) -> dict[str, Counter[str]]:
                 whole *= devices or 1
         share = 1 - 1 / devices if devices and not kind.startswith("collective") else 1.0
         sent = round(whole * share * (2 if kind == "all-reduce" else 1))
-        overlaps = is_part or _works_between(bodies[name], start, one)
-        found[kind].update(count=runs, sent=runs * sent, overlapped=runs * sent if overlaps else 0)
+        found[kind].update(count=runs, sent=runs * sent)
     return dict(sorted(found.items()))
-
-
-def _works_between(body: _Body, start: _Instruction, end: _Instruction) -> bool:
-    """Tell whether kernels run between the start and the end of a collective."""
-    names = list(body)
-    between = names[names.index(start.name) + 1 : names.index(end.name)]
-    return any(body[name].op in ("fusion", "custom-call", "dot", "while") for name in between)
 
 
 def bytes_of(result: str) -> int:

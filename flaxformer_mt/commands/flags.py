@@ -21,7 +21,7 @@ from flaxformer_mt.commands.options import (
     GeneralOptions,
     PlotOptions,
 )
-from flaxformer_mt.config import Config, StageConfig
+from flaxformer_mt.config import StageConfig
 from flaxformer_mt.config.field_values import (
     KnownAs,
     find_marks,
@@ -33,7 +33,6 @@ from flaxformer_mt.config.files import (
     DEFAULT_CONFIG,
     choose_config,
     list_recipes,
-    read_config,
     split_checkpoint,
 )
 from flaxformer_mt.config.removed import refuse_removed_flag
@@ -153,7 +152,6 @@ def parse_flags(
             examples={f"{prog} {line}": text for line, text in examples.items()},
             topic="".join(topic),
             default=kind(**values) if values else None,
-            run_config=_find_run_config(texts.get("--run")),
         )
         print(text)
         raise SystemExit(0)
@@ -297,11 +295,6 @@ def _take_checkpoint(texts: dict[str, str], known: Mapping[str, Any]) -> dict[st
         both = f"--run={texts['--run']} and --checkpoint={texts['--checkpoint']}"
         raise UserError(f"{both} name two checkpoints; leave one out")
     return texts | {"--run": run, "--checkpoint": checkpoint}
-
-
-def _find_run_config(run: str | None) -> Config | None:
-    path = open_copy(run or "") / "config.json"
-    return read_config(path) if run and path.is_file() else None
 
 
 def _refuse_unknown(flag: str, known: Sequence[str], kind: type) -> NoReturn:

@@ -1,7 +1,7 @@
 """The text of `COMMAND --help`: every flag of a command in groups, with its comment and its default.
 
 Reads the comments above the fields of the options and of the config. A comment `# ---- NAME ----` in a class
-of options begins a group of flags. With --run=DIR, the defaults that the run's config decides are its values.
+of options begins a group of flags.
 """
 
 import dataclasses
@@ -27,8 +27,6 @@ _GENERAL = "general"
 
 # The last sentence of a comment that says what None, or an empty value, stands for.
 _UNSET = re.compile(r"(?:^|(?<=[.;]) )(?:None|Empty): (?P<meaning>(?:(?!\. ).)+)\.$")
-# A default that is a value of the run's config, in such a sentence.
-_AS_IN_RUN = re.compile(r"^(?:as in the run's config|(?P<field>\w+\.\w+) of the run's config)$")
 
 
 class FlagHelp(NamedTuple):
@@ -54,7 +52,6 @@ def format_help(
     examples: Mapping[str, str] = types.MappingProxyType({}),
     topic: str = "all",
     default: Any = None,
-    run_config: Config | None = None,
 ) -> str:
     config = getattr(default, "config", None)
     parts: list[str | FlagHelp] = []
@@ -66,7 +63,7 @@ def format_help(
             parts += ["", "examples:"]
         for example, text in examples.items():
             parts += [f"  {example}", f"{_DEEPER}{text}"]
-        flags = [*list_flags(kind, default=default, run_config=run_config), *list_flags(GeneralOptions)]
+        flags = [*list_flags(kind, default=default), *list_flags(GeneralOptions)]
         for group in dict.fromkeys([_GENERAL, *(flag.group for flag in flags)]):
             parts += ["", f"{group}:", *(flag for flag in flags if flag.group == group)]
         if config is not None:
@@ -77,7 +74,7 @@ def format_help(
     return "\n".join(line for part in parts for line in _lay_out(part, width)).lstrip("\n")
 
 
-def list_flags(kind: type, *, default: Any = None, run_config: Config | None = None) -> Iterator[FlagHelp]:
+def list_flags(kind: type, *, default: Any = None) -> Iterator[FlagHelp]:
     """Yield the flags of a command but those of its config: required ones first, then the command's own."""
     comments, declared = read_comments(kind), list(kind.__dict__.get("__annotations__", {}))
 
@@ -89,8 +86,7 @@ def list_flags(kind: type, *, default: Any = None, run_config: Config | None = N
         if field.type is not Config:
             comment = comments[field.name]
             value = getattr(default, field.name) if default is not None else _default_of(field)
-            from_run = _read_from_run(comment.text, field.name, run_config)
-            text = _explain(comment.text, value, from_run, switch=field.type is bool)
+            text = _explain(comment.text, value, switch=field.type is bool)
             yield FlagHelp(_spell_option(field), text, comment.group)
 
 
@@ -180,7 +176,7 @@ def _spell_type(kind: Any) -> str:
     return "{True,False}" if kind is bool else str(kind.__name__).upper()
 
 
-def _explain(text: str, value: Any, from_run: str | None = None, *, switch: bool = False) -> str:
+def _explain(text: str, value: Any, *, switch: bool = False) -> str:
     """Return the comment of a field with its default, without saying twice what None stands for."""
     if value is dataclasses.MISSING:
         return f"{text} (required)"
@@ -191,21 +187,7 @@ def _explain(text: str, value: Any, from_run: str | None = None, *, switch: bool
     unset = _UNSET.search(text)
     if unset is None:
         return text if value is None else f"{text} (default: {_format_value(value) or 'empty'})"
-    meaning = f"{from_run}, from the run's config" if from_run is not None else unset["meaning"]
-    return f"{text[: unset.start()]} (default: {meaning})".lstrip()
-
-
-def _read_from_run(text: str, name: str, config: Config | None) -> str | None:
-    """Return the value of the run's config that the comment of an option names as its default, or None."""
-    unset = _UNSET.search(text)
-    match = _AS_IN_RUN.match(unset["meaning"]) if unset else None
-    if match is None or config is None:
-        return None
-    section, _, field = (match["field"] or "").rpartition(".")
-    for values in (getattr(config, section),) if section else (config.search, config.train):
-        if hasattr(values, field or name):
-            return _format_value(getattr(values, field or name)) or "none"
-    return None
+    return f"{text[: unset.start()]} (default: {unset['meaning']})".lstrip()
 
 
 def _format_value(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Help: groups of flags, each default said once, the values of the run, lines that fit."""
+"""Help: groups of flags, each default said once, lines that fit."""
 
 import dataclasses
 import re
@@ -7,9 +7,9 @@ import pytest
 
 from flaxformer_mt.commands.help_layout import format_help, read_comments
 from flaxformer_mt.commands.main import COMMANDS, main
-from flaxformer_mt.commands.options import SearchOptions, TranslateOptions
-from flaxformer_mt.config import Config, SearchConfig
-from flaxformer_mt.config.files import flatten, save_config
+from flaxformer_mt.commands.options import TranslateOptions
+from flaxformer_mt.config import Config
+from flaxformer_mt.config.files import flatten
 
 
 def read_flags(text: str) -> dict[str, str]:
@@ -48,30 +48,6 @@ def test_switches_are_written_without_a_value_and_defaults_said_once():
     for explanation in flags.values():
         assert "None" not in explanation and "Empty" not in explanation
         assert explanation.count("(default:") <= 1
-
-
-def test_with_a_run_the_help_shows_its_values(capfd, tmp_path):
-    search = SearchConfig(method="sample", beam_size=7, suppress=("a", "b"), length_penalty=0.25)
-    config = dataclasses.replace(Config(), search=search)
-    train = dataclasses.replace(config.train, final_checkpoint="last", lowercase=True)
-    save_config(dataclasses.replace(config, train=train), tmp_path / "config.json")
-    with pytest.raises(SystemExit):
-        main(["evaluate", f"--run={tmp_path}", "--help"])
-    flags = read_flags(capfd.readouterr().out)
-    for flag, value in {
-        "--method={beam,greedy,sample}": "sample",
-        "--beam_size=INT": "7",
-        "--length_penalty=FLOAT": "0.25",
-        "--suppress=STR,...": "a,b",
-        "--checkpoint=STR": "last",
-        "--lowercase[={True,False}]": "True",
-    }.items():
-        assert flags[flag].endswith(f"(default: {value}, from the run's config)"), flags[flag]
-    own = {name for name in (f.name for f in dataclasses.fields(SearchOptions)) if name != "run"}
-    shown = {
-        flag.strip("-").split("=")[0].split("[")[0] for flag, text in flags.items() if "from the" in text
-    }
-    assert own <= shown
 
 
 def test_lines_fit_terminals_and_pipes(capfd, monkeypatch):

@@ -85,7 +85,6 @@ def test_eight_gpus_send_the_gradients_of_all_parameters_once():
     assert list(found["collectives"]) == ["all-reduce"]
     sums = found["collectives"]["all-reduce"]
     assert sums["sent"] == pytest.approx(1.75 * 15_568_904, rel=0.01)
-    assert 0 <= sums["overlapped"] <= sums["sent"]
 
 
 @pytest.mark.slow
