@@ -17,7 +17,7 @@ from flaxformer_mt.commands.flags import takes_config
 from flaxformer_mt.commands.help_layout import FlagHelp, list_flags, list_sections, list_settings
 from flaxformer_mt.commands.main import COMMANDS
 from flaxformer_mt.config import Config
-from flaxformer_mt.config.field_values import KnownAs, find_marks
+from flaxformer_mt.config.foreign_names import FOREIGN_NAMES
 
 # What the page of the API shows: module.NAME, or module.NAME[members].
 API = {
@@ -58,7 +58,6 @@ API = {
         "errors.FlaxformerWarning",
     ),
 }
-_KNOWN = find_marks(Config, KnownAs, "--config.")
 _SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Yields")
 _HEADER = "<!-- Written by .ci/tools/write_reference.py from the code: do not edit. -->\n\n"
 
@@ -103,8 +102,8 @@ def _list(flags: Iterable[FlagHelp]) -> str:
 
 def _list_names(flag: FlagHelp) -> str:
     """Return what other toolkits call a field of the config."""
-    mark = _KNOWN.get(flag.flag.partition("=")[0])
-    return f" Elsewhere: {', '.join(f'`{name}`' for name in mark.names.split())}." if mark else ""
+    names = FOREIGN_NAMES.get(flag.flag.partition("=")[0].removeprefix("--config."), "").split()
+    return f" Elsewhere: {', '.join(f'`{name}`' for name in names)}." if names else ""
 
 
 def _extras() -> str:
@@ -135,8 +134,9 @@ def _describe(module: str, name: str, members: list[str]) -> Iterator[str]:
     assert isinstance(node, ast.ClassDef), f"{path}: {name} is no function or class"
     yield f"### {name}"
     yield from _docstring(node)
-    if fields := list(_list_fields(node, source)):
-        yield "\n".join(fields)
+    bases = {one.name: one for one in ast.parse(source).body if isinstance(one, ast.ClassDef)}
+    if fields := _list_all_fields(node, source, bases):
+        yield "\n".join(fields.values())
     for member in members:
         (method,) = [
             one
@@ -177,7 +177,15 @@ def _is_overload(node: ast.FunctionDef) -> bool:
     return any(getattr(decorator, "id", "") == "overload" for decorator in node.decorator_list)
 
 
-def _list_fields(node: ast.ClassDef, source: str) -> Iterator[str]:
+def _list_all_fields(node: ast.ClassDef, source: str, bases: dict[str, ast.ClassDef]) -> dict[str, str]:
+    """Return the fields of a class by name, those of its base classes in the same file first."""
+    fields: dict[str, str] = {}
+    for base in (bases.get(getattr(base, "id", "")) for base in reversed(node.bases)):
+        fields |= _list_all_fields(base, source, bases) if base else {}
+    return fields | dict(_list_fields(node, source))
+
+
+def _list_fields(node: ast.ClassDef, source: str) -> Iterator[tuple[str, str]]:
     """Yield the public fields of a class with what its docstring, or the comments above them, say of them."""
     listed = (ast.get_docstring(node) or "").partition("Attributes:\n")[2]
     texts = dict(entry.partition(": ")[::2] for entry in _join_entries(listed))
@@ -196,7 +204,7 @@ def _list_fields(node: ast.ClassDef, source: str) -> Iterator[str]:
             default = f" = {ast.unparse(one.value)}" if one.value else ""
             text = texts.get(name, " ".join(comments))
             kind = re.sub(r"^Annotated\[([^,]+|tuple\[[^\]]+\]), .*\]$", r"\1", ast.unparse(one.annotation))
-            yield f"* `{name}: {kind}{default}`" + (f": {_escape(text)}" if text else "")
+            yield name, f"* `{name}: {kind}{default}`" + (f": {_escape(text)}" if text else "")
         comments = []
 
 

@@ -23,7 +23,6 @@ from flaxformer_mt.commands.options import (
 )
 from flaxformer_mt.config import StageConfig
 from flaxformer_mt.config.field_values import (
-    KnownAs,
     find_marks,
     find_wrong_values,
     read_value,
@@ -35,6 +34,7 @@ from flaxformer_mt.config.files import (
     list_recipes,
     split_checkpoint,
 )
+from flaxformer_mt.config.foreign_names import explain_foreign_flag
 from flaxformer_mt.config.removed import refuse_removed_flag
 from flaxformer_mt.errors import UserError, find_url, local_path
 from flaxformer_mt.object_store.remote_runs import fetch_input, open_copy, open_output, publish_output
@@ -48,22 +48,6 @@ _CONFIG_HELP = f"""
 --config=FILE sets the defaults of the --config.* flags. FILE is a Python file with get_config() -> Config, or
 the name of a recipe ({{recipes}}). Without --config, the defaults are the config stored in --run=DIR if that
 run exists, and otherwise the recipe {DEFAULT_CONFIG}."""
-# What is done by itself, or otherwise than by a flag -> what other toolkits call their flags for it.
-_OTHERWISE = {
-    "train goes on with a run by itself: give its --run again": (
-        "resume resume_from_checkpoint load_checkpoint"
-    ),
-    "all devices are used by themselves; set CUDA_VISIBLE_DEVICES or JAX_PLATFORMS to choose among them": (
-        "device devices gpu gpus gpuid gpu_ranks use_cuda world_size n_gpu"
-    ),
-    "the network is that of the config: --config=NAME, or --config.model.*": "arch encoder_type type",
-    "batches have --config.data.batch_tokens; show --target says whether they fit": "mini_batch_fit",
-    "pieces are joined by themselves": "remove_bpe post_process bpe_symbol",
-    "delete the run directory, or give another --run": "overwrite overwrite_output_dir",
-    "prepare and train make the vocabulary; --config.vocab.* says how": (
-        "srcdict joined_dictionary src_vocab vocab_file"
-    ),
-}
 
 
 def _read_stages(path: str) -> tuple[StageConfig, ...]:
@@ -128,7 +112,7 @@ def parse_flags(
         by_flag = {flag: items for flag, items in by_flag.items() if flag in known and items}
     for flag in [flag for flag in by_flag if flag not in known]:
         if not refuse_removed_flag(flag, ",".join(by_flag[flag])):
-            _refuse_unknown(flag, list(known), kind)
+            _refuse_unknown(flag, list(known))
         del by_flag[flag]
     with_commas = {flag: by_flag.pop(flag) for flag in find_marks(kind, str, "--") if flag in by_flag}
     texts = _take_checkpoint(
@@ -297,7 +281,7 @@ def _take_checkpoint(texts: dict[str, str], known: Mapping[str, Any]) -> dict[st
     return texts | {"--run": run, "--checkpoint": checkpoint}
 
 
-def _refuse_unknown(flag: str, known: Sequence[str], kind: type) -> NoReturn:
+def _refuse_unknown(flag: str, known: Sequence[str]) -> NoReturn:
     if fields := [name for name in known if name.startswith(f"{flag}.")]:
         raise UserError(f"{flag} has several values; give one of them, as {fields[0]}=VALUE")
     field = flag.removeprefix("--").rpartition(".")[2].replace("-", "_")
@@ -309,18 +293,6 @@ def _refuse_unknown(flag: str, known: Sequence[str], kind: type) -> NoReturn:
             near.append(name)
     typos = difflib.get_close_matches(flag, known, n=1, cutoff=0.95)
     similar = list(dict.fromkeys([*typos, *(same_field or near)]))
-    hint = "" if same_field else _find_meaning(field, kind)
+    hint = "" if same_field else explain_foreign_flag(field, known)
     hint = hint or (f"did you mean {' or '.join(similar)}?" if similar else "--help=all lists all flags")
     raise UserError(f"unknown flag {flag}; {hint}")
-
-
-def _find_meaning(name: str, kind: type) -> str:
-    """Say what an option of another toolkit is called here: "here it is --config.train.steps"."""
-    meant = {
-        flag: mark for flag, mark in find_marks(kind, KnownAs, "--").items() if name in mark.names.split()
-    }
-    if meant:
-        own = [flag for flag in meant if "." not in flag]  # the last one is the command's own
-        flag = own[-1] if own else next(iter(meant))
-        return f"here it is {flag}" + (f", {meant[flag].unit}" if meant[flag].unit else "")
-    return next((text for text, names in _OTHERWISE.items() if name in names.split()), "")

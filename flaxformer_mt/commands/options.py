@@ -10,7 +10,6 @@ from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.field_values import (
     LARGEST_WEIGHT,
     SMALLEST_WEIGHT,
-    KnownAs,
     above,
     at_least,
     between,
@@ -26,19 +25,11 @@ from flaxformer_mt.config.load_options import (
     SearchModelOptions,
     ShortlistOptions,
 )
-from flaxformer_mt.config.schema import BATCH_NAMES
 from flaxformer_mt.scoring.metrics import name_filtering_scores
 from flaxformer_mt.text_io.pair_table import PairRules
 
 # Marks an option of which each flag is one value: commas do not separate several.
 WITH_COMMAS = "with commas"
-# Options of several commands, with what other toolkits call them.
-RunPath = Annotated[Path, KnownAs("save_dir save_model model_dir restore_file model path models output_dir")]
-_Output = KnownAs("output_dir out output_file results_path")
-_NBest = KnownAs("nbest num_return_sequences")
-_Source, _Target = KnownAs("src input_file"), KnownAs("tgt ref refs references")
-_SourceLanguage = Annotated[str | None, KnownAs("source_lang src_lang")]
-_TargetLanguage = Annotated[str | None, KnownAs("target_lang tgt_lang")]
 
 
 def make_flags(section: type, *names: str) -> Any:
@@ -83,9 +74,9 @@ class LanguageOptions:
 
     # Language to translate into, for a multilingual model. None: the model's target language, or the language
     # that the tag of each line names.
-    target_language: _TargetLanguage = None
+    target_language: str | None = None
     # Language of the sources, for a model with data.source_tags. None: the model's source language.
-    source_language: _SourceLanguage = None
+    source_language: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +88,7 @@ class ScorerOptions:
     # Defines a scorer as NAME=SCORER, as in --scorer="comet=python comet.py". SCORER is the command line of a
     # program that reads JSON lines and writes numbers, or MODULE:FUNCTION in Python. spbleu:FILE (a
     # SentencePiece model) and metrics such as chrf++ have no NAME=. May be given several times.
-    scorer: Annotated[tuple[str, ...], WITH_COMMAS, KnownAs("valid_metrics valid_script_path")] = ()
+    scorer: Annotated[tuple[str, ...], WITH_COMMAS] = ()
     # Seconds to wait for an answer of a scorer's program.
     scorer_timeout: Annotated[float, above(0)] = 600.0
 
@@ -133,7 +124,7 @@ class ExperimentOptions:
 
     # Run directory, or its URL (gs://, s3://), for config, checkpoints and results. Without --config, the
     # config of an existing run is used; without --run, the run of --config=FOLDER/NAME.py is runs/NAME.
-    run: RunPath
+    run: Path
     # All settings of the experiment; --config.SECTION.FIELD=VALUE changes one of them.
     config: Config = field(default_factory=Config)
 
@@ -189,9 +180,7 @@ class TrainOptions(ProcessOptions, ScoredExperimentOptions):
     profile: Annotated[int | None, at_least(1)] = None
     # Start from the parameters of a trained model, RUN or RUN@CHECKPOINT; architecture and vocabulary come
     # from that run, and without --config all other settings too. None: random parameters.
-    init: Annotated[
-        str | None, KnownAs("train_from finetune_from_model pretrained_model load_model params")
-    ] = None
+    init: str | None = None
     # With --init: train a vocabulary on the new data. Shared subwords keep their embeddings.
     new_vocab: bool = False
     # Continue with text that has changed meanwhile.
@@ -226,7 +215,7 @@ class AlignOptions(ExperimentOptions):
     """Aligns the words of the training pairs (IBM model 1 and an HMM), for guided alignment."""
 
     # File for the alignments, one line `0-0 1-2` per training pair. None: the file of data.alignments.
-    output: Annotated[str | None, _Output] = None
+    output: str | None = None
 
 
 @dataclass(frozen=True)
@@ -267,7 +256,7 @@ class SearchOptions(CheckpointOptions, _SearchFlags):
     """Options of all commands that search for translations."""
 
     # Run directory of a trained model, or its URL (gs://, s3://).
-    run: RunPath
+    run: Path
 
 
 @dataclass(frozen=True)
@@ -288,24 +277,21 @@ class EvaluateOptions(
     split: Literal["test", "valid"] | None = None
     # File of source sentences to evaluate on, one per line; needs --reference, or a --scorer that works
     # without references. None: the sources of --split.
-    source: Annotated[str | None, _Source] = None
+    source: str | None = None
     # File of reference translations, one line for each line of --source; for a language model, the text to
     # score. None: the references of --split.
-    reference: Annotated[str | None, _Target] = None
+    reference: str | None = None
     # Evaluate only translations into this language, for a multilingual model. None: all languages; with
     # --source and --reference, the model's target language.
-    target_language: _TargetLanguage = None
+    target_language: str | None = None
     # Evaluate only translations from this language. None: all.
-    source_language: _SourceLanguage = None
+    source_language: str | None = None
     # ---- scores and significance tests ----
 
     # Whether to ignore case in the scores. None: as in the run's config.
     lowercase: bool | None = None
     # sacreBLEU's tokenizer for BLEU. auto: chosen by the target language. None: as in the run's config.
-    bleu_tokenize: Annotated[
-        Literal["auto", "13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] | None,
-        KnownAs("metrics"),
-    ] = None
+    bleu_tokenize: Literal["auto", "13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] | None = None
     # Bootstrap samples for 95% confidence intervals and paired bootstrap tests. 0: no intervals. None: 1000.
     bootstrap: int | None = None
     # Systems to compare the run with in paired significance tests, separated by commas: RUN, RUN@CHECKPOINT,
@@ -347,9 +333,9 @@ class TranslateOptions(
     # ---- input and output ----
 
     # UTF-8 text file to translate. `-`: standard input.
-    input: Annotated[str, _Source] = "-"
+    input: str = "-"
     # File for the translations, named FILE.partial until it is complete. `-`: standard output.
-    output: Annotated[str, _Output] = "-"
+    output: str = "-"
     # Read each line with the lines before it in its document, which needs a model with data.context.
     # Documents end at blank lines.
     documents: bool = False
@@ -372,7 +358,7 @@ class TranslateOptions(
 
     # Write the n best translations of each line as `i ||| text ||| score`, where i counts lines from 0. None:
     # only the best, as text alone.
-    n_best: Annotated[int | None, _NBest] = None
+    n_best: int | None = None
     # With --n_best: leave out translations that repeat the text of a better one, so fewer than n may be left.
     unique: bool = False
     # Write `score<TAB>text`; the score is the log-probability divided by the length penalty.
@@ -418,14 +404,14 @@ class ScoreOptions(
     """Scores given translations line by line, with the score by which the search ranks hypotheses."""
 
     # Run directory of a trained model, or its URL (gs://, s3://).
-    run: RunPath
+    run: Path
     # File of the translations to score, one per line (for a language model, the text). `-`: standard input.
-    target: Annotated[str, _Target]
+    target: str
     # File of the source sentences, one line for each line of --target. `-`: standard input. None: no sources,
     # for a language model.
-    source: Annotated[str | None, _Source] = None
+    source: str | None = None
     # File for the scores, named FILE.partial until it is complete. `-`: standard output.
-    output: Annotated[str, _Output] = "-"
+    output: str = "-"
     # ---- what is written ----
 
     # Write `score<TAB>log-probability<TAB>log-probabilities of the tokens` instead of the score alone.
@@ -436,7 +422,7 @@ class ScoreOptions(
 
     # Maximum number of source and target tokens scored at a time, padding included. If the device runs out of
     # memory, this number is halved automatically. None: as in the run's config.
-    batch_tokens: Annotated[int | None, KnownAs(BATCH_NAMES, "in tokens")] = None
+    batch_tokens: int | None = None
     # Lines with too many tokens for the model: refuse (error), or cut off and score only the beginning.
     long_lines: Literal["refuse", "cut"] = "refuse"
 
@@ -446,11 +432,11 @@ class GenerateOptions(CheckpointOptions, _GenerateFlags):
     """Writes texts by a language model (a run without data.source_language), one per line."""
 
     # Run directory of a trained language model.
-    run: RunPath
+    run: Path
     # Beginning of every text. Empty: no prompt.
     prompt: str = ""
     # Number of texts, which are samples, or the best results of a beam search.
-    n_best: Annotated[int, _NBest] = 1
+    n_best: int = 1
     # Maximum tokens of a text, with prompt and end symbol. None: data.max_target_length of the run's config.
     length: int | None = None
     # Random sampling, greedy search or beam search.
@@ -462,7 +448,7 @@ class AverageOptions(NonfiniteOptions):
     """Averages the parameters of the last checkpoints and writes them to RUN/checkpoints/average."""
 
     # Run directory of a trained model, or its URL (gs://, s3://).
-    run: RunPath
+    run: Path
     # Number of newest checkpoints to average.
     last: int
 
@@ -472,11 +458,11 @@ class PlotOptions(CheckpointOptions):
     """Plots the training of a run, and the attention weights of a sentence, as PNG files."""
 
     # Run directory to plot.
-    run: RunPath
+    run: Path
     # Source sentence to translate and plot the attention of. Empty: no attention plots.
     source: str = ""
     # Folder for the PNG files. None: RUN/plots.
-    output: Annotated[Path | None, _Output] = None
+    output: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -484,7 +470,7 @@ class DoctorOptions:
     """Reports versions, devices and missing packages, with the command that installs each."""
 
     # Run directory of a translation model, for which the programs of translate and serve are listed, too.
-    run: RunPath | None = None
+    run: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -494,9 +480,9 @@ class CorpusOptions(PairRules, FileTranslationOptions):
     # ---- input and output ----
 
     # UTF-8 text file, one sentence per line.
-    input: Annotated[str, _Source]
+    input: str
     # Folder for train.tsv, the file of the pairs, which data.dataset=parallel_text@DIR reads.
-    output: Annotated[Path, _Output]
+    output: Path
     # Weight of each pair in the loss of training, written as a third column. None: no such column.
     weight: Annotated[float | None, between(SMALLEST_WEIGHT, LARGEST_WEIGHT)] = None
     # Earlier name of --pair_length_ratio.
@@ -537,12 +523,12 @@ class DistilOptions(CorpusOptions):
 
     # File of the reference translations, one line for each line of --input, for --targets=nbest. None: no
     # references.
-    reference: Annotated[str | None, _Target] = None
+    reference: str | None = None
     # best: the best translation of each line. nbest: of the n best translations, the closest to the reference
     # (Kim and Rush 2016).
     targets: Literal["best", "nbest"] = "best"
     # With --targets=nbest, number of translations to choose from. None: all hypotheses of the search.
-    n_best: Annotated[int | None, _NBest] = None
+    n_best: int | None = None
     # With --targets=nbest, the score of a sentence by which the closest translation is chosen: bleu, chrf,
     # chrf++, ter, or what --scorer defines.
     metric: str = "bleu"
@@ -556,13 +542,13 @@ class ExportOptions(CheckpointOptions):
     """Writes a trained model in the format of another system and checks that its outputs agree."""
 
     # Run directory of a trained model, or its URL (gs://, s3://).
-    run: RunPath
+    run: Path
     # Target format: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, embeddings, hf (for imported
     # models their own classes, for other models marian or hf-pre-norm), marian, hf-pre-norm, ctranslate2,
     # marian-npz or bergamot (for browsers).
     format: str
     # Folder for the exported files; it must be empty or not exist.
-    output: Annotated[Path, _Output]
+    output: Path
     # Data type of the weights with --format=ctranslate2: int8, int8_float16, int8_float32, int8_bfloat16,
     # int16, float16 or bfloat16. With --format=bergamot: int8 (with scales of activations from validation
     # sentences) or int8_dynamic (without such scales). none: float32.
@@ -584,9 +570,9 @@ class ImportOptions:
 
     # Folder of the model, or its file of weights, or the name of a model on Hugging Face's Hub, such as
     # hf:facebook/nllb-200-distilled-600M, or with a revision hf:OWNER/NAME@REVISION.
-    input: Annotated[Path, _Source]
+    input: Path
     # Run directory to create; it must be empty or not exist.
-    run: RunPath
+    run: Path
     # Format of the model: hf (Hugging Face's BART, mBART-50, M2M100, NLLB, T5, mT5, MADLAD-400, ByT5, Marian,
     # Pegasus), torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian, hf-pre-norm, or the format of
     # another toolkit (fairseq, opennmt-py, eole, marian-npz, bergamot, joeynmt). None: found from the files.
@@ -614,7 +600,7 @@ class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions, Lett
 
     # Run directory of a trained model, or with --backend=ctranslate2 folder of an exported model. For several
     # language pairs, give several: --run=A --run=B.
-    run: tuple[RunPath, ...]
+    run: tuple[Path, ...]
     # ---- address ----
 
     # Port to listen at. 0: any free port.
@@ -660,11 +646,11 @@ class NewOptions:
     # (corpus.jsonl) or parquet (corpus.parquet). Text may be compressed (.gz, .zst).
     files: tuple[str, ...]
     # Run directory for the training. The config is written next to it, as RUN.py.
-    run: RunPath
+    run: Path
     # Language of the sources, such as fr. None: the ending of the first file.
-    source_language: _SourceLanguage = None
+    source_language: str | None = None
     # Language of the targets, such as en. None: the ending of the second file.
-    target_language: _TargetLanguage = None
+    target_language: str | None = None
     # Folder of prepared data. None: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
     cache_dir: Path | None = None
     # Leave out pairs that are not UTF-8 and surplus lines of the longer file, instead of ending with an

@@ -1,7 +1,6 @@
 """`show`: the size of an experiment before it runs: parameters, FLOPs and memory of a step, batch shapes.
 
-Traces the functions of training with abstract arrays, so that no array is computed or allocated. The FLOPs of
-the model are from `flops`; those of the traced program are reported beside them.
+Traces the functions of training with abstract arrays, so that no array is computed or allocated.
 """
 
 from collections import Counter
@@ -29,10 +28,9 @@ from flaxformer_mt.training.trained_parameters import select_trained
 def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None = None) -> dict[str, Any]:
     """Describe the size and cost of an experiment as JSON values.
 
-    A step is one update from `optim.accumulation` batches of the longest shape without padding. `teraflops`
-    counts the operations of the model, `traced_teraflops` those of the program, which are more if
-    `model.remat` computes layers twice. `at_peak` is the time on a device of the given kind, or of the kind
-    in use here, at its peak rate, or None if the peak rate is unknown.
+    A step is one update from `optim.accumulation` batches of the longest shape without padding. `at_peak` is
+    the time on a device of the given kind, or of the kind in use here, at its peak rate, or None if the peak
+    rate is unknown.
     If `run_dir` has been prepared for this config, vocabulary sizes and batches are those of its data;
     otherwise vocabularies are assumed to have `vocab.size` entries; `batches`, and `stages` if there are
     any, are None.

@@ -1,6 +1,6 @@
 """Values of config fields: what stands beside a field, and the reader of values from files, flags and Python.
 
-A field is declared as Annotated[int, at_least(1), USUAL, MayChange("..."), KnownAs("layers num_layers")].
+A field is declared as Annotated[int, at_least(1), USUAL, MayChange("...")].
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from flaxformer_mt.config.foreign_names import find_field
 from flaxformer_mt.errors import UserError, suggest
 
 # Larger whole numbers overflow arithmetic with floats and arrays.
@@ -25,8 +26,6 @@ LARGEST_COUNT = 2**31 - 1
 SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-6, 1e6
 
 _BOOLS = {"true": True, "false": False}
-# Names of other toolkits -> our field; schema.py fills it from what stands beside the fields.
-FOREIGN_NAMES: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -75,14 +74,6 @@ class MayChange:
     """A run that has begun may be resumed with another value; what changes in its results. "": nothing."""
 
     effect: str = ""
-
-
-@dataclass(frozen=True)
-class KnownAs:
-    """What other toolkits call the field: names without dashes, and what a value means here."""
-
-    names: str
-    unit: str = ""
 
 
 class Usual:
@@ -148,8 +139,8 @@ def _find_type(hints: Mapping[str, Any], name: str, where: str) -> Any:
     if name in hints:
         return hints[name]
     hint = suggest(name, hints, prefix=f"{where}.", otherwise=f"known: {', '.join(hints)}")
-    if name in FOREIGN_NAMES:
-        hint = f"; here it is config.{FOREIGN_NAMES[name]}"
+    if field := find_field(name):
+        hint = f"; here it is config.{field}"
     raise UserError(f"unknown config field {where}.{name}{hint}")
 
 

@@ -6,9 +6,9 @@ The options of a command inherit those of the parts here that the command has.
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from flaxformer_mt.config.schema import DTYPE_NAMES, Dtype, Quantization, SearchConfig
+from flaxformer_mt.config.schema import Dtype, Quantization, SearchConfig
 
 
 def take_values(options: Any, part: type) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class DtypeOptions:
     # ---- model ----
 
     # Data type of activations and matrix products. None: as trained, but float32 on a CPU without bfloat16.
-    dtype: Annotated[Dtype | None, DTYPE_NAMES] = None
+    dtype: Dtype | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

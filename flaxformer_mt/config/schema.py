@@ -12,23 +12,17 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from flaxformer_mt.config.field_values import (
-    FOREIGN_NAMES,
     USUAL,
-    KnownAs,
     MayChange,
     above,
     at_least,
     between,
-    find_marks,
     replace_fields,
     share,
 )
 from flaxformer_mt.config.removed import refuse_removed
 from flaxformer_mt.config.tag_styles import TagStyle
 
-# What other toolkits call options that both the config and commands have.
-BATCH_NAMES = "max_tokens batch_size mini_batch_words per_device_train_batch_size mini_batch"
-DTYPE_NAMES = KnownAs("fp16 bf16 compute_dtype amp", "which has bfloat16 and float32")
 # What changes in a run that computes in another way.
 _ROUNDING = "further updates are the same up to rounding"
 # Kinds of noise that need sources.
@@ -188,7 +182,7 @@ class DataConfig:
     # Folder of the parallel_text files: SPLIT.LANGUAGE with one sentence per line, such as train.de and
     # train.en, or SPLIT.tsv with source and target columns, SPLIT.jsonl or SPLIT.parquet. Files may be
     # compressed (.gz, .zst), and the folder may be a URL (gs://, s3://).
-    text_dir: Annotated[str, USUAL, KnownAs("train_data train_sets data_path")] = ""
+    text_dir: Annotated[str, USUAL] = ""
     # File of word alignments of the training pairs (guided alignment), one line `0-0 1-2` per pair; a name
     # without a folder, such as train.align, is looked up in text_dir. Several sets have one file each,
     # separated by commas.
@@ -201,9 +195,9 @@ class DataConfig:
     cache_dir: Annotated[str, MayChange()] = ""
     # Source language of sets without a direction, spelled as in the data set or the file extension. Empty: no
     # source, to train a language model of target_language (needs model.architecture=decoder_only).
-    source_language: Annotated[str, USUAL, KnownAs("source_lang src_lang src")] = "de"
+    source_language: Annotated[str, USUAL] = "de"
     # Target language of sets without a direction, spelled as in the data set or the file extension.
-    target_language: Annotated[str, USUAL, KnownAs("target_lang tgt_lang tgt")] = "en"
+    target_language: Annotated[str, USUAL] = "en"
     # Name of the training split; for TFDS sets also a slice, such as train[:10%].
     train_split: str = "train"
     # Name of the validation split, evaluated during training; valid and validation mean the same split.
@@ -219,17 +213,15 @@ class DataConfig:
     # Rules for suspicious training pairs: refuse (error), drop (leave out) or keep (report only).
     clean: CleanConfig = field(default_factory=CleanConfig)
     # Maximum source length in tokens with the end symbol; training skips and counts longer pairs.
-    max_source_length: Annotated[int, between(2, 1 << 20), KnownAs("max_source_positions max_length")] = 128
+    max_source_length: Annotated[int, between(2, 1 << 20)] = 128
     # Maximum target length in tokens with the end symbol; training skips and counts longer pairs.
-    max_target_length: Annotated[int, between(2, 1 << 20), KnownAs("max_target_positions")] = 128
+    max_target_length: Annotated[int, between(2, 1 << 20)] = 128
     # bucket: a batch holds pairs of similar length, one in each row. pack: a row holds several pairs,
     # separated by segment masks, so there is one batch shape and little padding. shuffle: a batch holds pairs
     # of any lengths.
     batching: Literal["bucket", "pack", "shuffle"] = "bucket"
     # Maximum batch size in tokens over all devices: rows * max(source length, target length), with padding.
-    batch_tokens: Annotated[
-        int, at_least(1), USUAL, KnownAs(BATCH_NAMES, "in tokens, on all devices together")
-    ] = 4096
+    batch_tokens: Annotated[int, at_least(1), USUAL] = 4096
     # Without packing, maximum number of pairs in a batch, a multiple of row_multiple. 0: no such limit.
     batch_pairs: Annotated[int, at_least(0)] = 0
     # Without packing, maximum number of batch shapes. More shapes mean less padding and more compilations.
@@ -250,13 +242,11 @@ class VocabConfig:
     kind: Literal["bpe", "unigram", "char", "word", "pretrained"] = "bpe"
     # Number of subwords, including special symbols and bytes, of each vocabulary. With kind=word or char, 0
     # stands for all words or characters of the training text.
-    size: Annotated[
-        int, at_least(0), USUAL, KnownAs("vocab_size nwordssrc nwordstgt tgt_vocab_size dim_vocabs bpe")
-    ] = 8000
+    size: Annotated[int, at_least(0), USUAL] = 8000
     # With joint=False, number of subwords of the source vocabulary, or 0 as in size. None: the value of size.
-    source_size: Annotated[int | None, at_least(0), KnownAs("src_vocab_size")] = None
+    source_size: Annotated[int | None, at_least(0)] = None
     # True: one vocabulary shared by both languages. False: one vocabulary for each.
-    joint: Annotated[bool, KnownAs("joined_dictionary share_vocab")] = True
+    joint: bool = True
     # Existing SentencePiece .model file for the source language (joint=True: for both). Empty: train one.
     source_model: str = ""
     # Existing SentencePiece .model file for the target language. Empty: with joint=True the file of
@@ -316,60 +306,30 @@ class ModelConfig:
     # followed by the target, or over the target alone (language model).
     architecture: Literal["encoder_decoder", "decoder_only"] = "encoder_decoder"
     # Number of encoder layers, usually 6; unused with architecture=decoder_only.
-    num_encoder_layers: Annotated[
-        int, between(0, 1000), USUAL, KnownAs("layers num_layers encoder_layers enc_layers enc_depth")
-    ] = 6
+    num_encoder_layers: Annotated[int, between(0, 1000), USUAL] = 6
     # Number of decoder layers, usually 6; with architecture=decoder_only, layers of the single stack.
-    num_decoder_layers: Annotated[
-        int, between(1, 1000), USUAL, KnownAs("decoder_layers dec_layers dec_depth")
-    ] = 6
+    num_decoder_layers: Annotated[int, between(1, 1000), USUAL] = 6
     # How decoder layers read earlier target tokens: by self-attention (attention), or by the simpler simple
     # recurrent unit (ssru, Kim et al. 2019), whose step costs the same at every length.
     # architecture=decoder_only needs attention.
     decoder_self_attention: Literal["attention", "ssru"] = "attention"
     # Width of embeddings and hidden states (d_model in Vaswani et al. 2017).
-    model_dim: Annotated[
-        int,
-        between(1, 1 << 16),
-        USUAL,
-        KnownAs(
-            "encoder_embed_dim decoder_embed_dim hidden_size dim_emb d_model rnn_size transformer_model_size"
-        ),
-    ] = 512
+    model_dim: Annotated[int, between(1, 1 << 16), USUAL] = 512
     # Number of attention heads in each layer.
-    num_heads: Annotated[
-        int,
-        between(1, 1 << 16),
-        USUAL,
-        KnownAs("encoder_attention_heads decoder_attention_heads heads transformer_heads n_heads"),
-    ] = 8
+    num_heads: Annotated[int, between(1, 1 << 16), USUAL] = 8
     # Width of the queries and keys of one attention head. None: model_dim / num_heads.
     key_dim: Annotated[int | None, between(1, 1 << 16)] = None
     # Width of the values of one attention head. None: model_dim / num_heads.
     value_dim: Annotated[int | None, between(1, 1 << 16)] = None
     # Hidden width of the feed-forward layers (d_ff in Vaswani et al. 2017), usually 4 * model_dim.
-    ffn_dim: Annotated[
-        int,
-        between(1, 1 << 20),
-        USUAL,
-        KnownAs(
-            "encoder_ffn_embed_dim transformer_ff ff_size transformer_dim_ffn d_ff encoder_ffn_dim "
-            "transformer_feed_forward_num_hidden"
-        ),
-    ] = 2048
+    ffn_dim: Annotated[int, between(1, 1 << 20), USUAL] = 2048
     # Activation function of the feed-forward layers. gelu is exact (erf), gelu_tanh the tanh approximation.
     # swiglu and geglu_tanh (as in T5 1.1) add a gate with a third weight matrix to silu and to gelu_tanh.
     activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu_tanh"] = "relu"
     # Whether feed-forward layers are dense layers, or convolutions of kernel size 1, which compute the same.
     ffn_layer: Literal["dense", "convolution"] = "dense"
     # pre: normalize the input of each sublayer. post: normalize after the residual sum (Vaswani et al. 2017).
-    norm_position: Annotated[
-        Literal["pre", "post"],
-        KnownAs(
-            "encoder_normalize_before decoder_normalize_before layer_norm transformer_preprocess "
-            "encoder_layer_style"
-        ),
-    ] = "pre"
+    norm_position: Literal["pre", "post"] = "pre"
     # Type of normalization: layer normalization, or RMS normalization (no mean subtraction).
     norm: Literal["layer", "rms"] = "layer"
     # Constant added to the variance (norm=rms: to the mean square), against division by zero.
@@ -408,13 +368,7 @@ class ModelConfig:
     embedding_bias: bool = False
     # Which matrices are shared: none; embeddings (source and target embedding); target_output (target
     # embedding and output matrix); all (all three). embeddings and all need vocab.joint=True.
-    tying: Annotated[
-        Literal["none", "embeddings", "target_output", "all"],
-        KnownAs(
-            "share_all_embeddings share_embeddings tied_embeddings tied_embeddings_all tied_softmax "
-            "share_decoder_input_output_embed share_decoder_embeddings weight_tying_type tie_word_embeddings"
-        ),
-    ] = "all"
+    tying: Literal["none", "embeddings", "target_output", "all"] = "all"
     # Padding that attention masks: in the source, in both source and target, or none. With none, padding is
     # read like text, and in encoder_decoder its embedding is not trained. Causal attention hides target
     # padding from real tokens, so source and both differ only in the outputs at padding.
@@ -433,17 +387,13 @@ class ModelConfig:
     output_bias: bool = False
     # Dropout rate of embeddings and of sublayer outputs before the residual sum, usually 0.1, or 0.3 with
     # little data. The embedding, attention and feed-forward dropout rates default to it.
-    dropout_rate: Annotated[float, share(), USUAL, KnownAs("dropout transformer_dropout")] = 0.1
+    dropout_rate: Annotated[float, share(), USUAL] = 0.1
     # Dropout rate of the sum of embeddings and positions. None: the value of dropout_rate.
     embedding_dropout_rate: Annotated[float | None, share()] = None
     # Dropout rate of attention weights. None: the value of dropout_rate.
-    attention_dropout_rate: Annotated[
-        float | None, share(), KnownAs("attention_dropout transformer_dropout_attention")
-    ] = None
+    attention_dropout_rate: Annotated[float | None, share()] = None
     # Dropout rate of the hidden units inside the feed-forward layers. None: the value of dropout_rate.
-    ffn_dropout_rate: Annotated[
-        float | None, share(), KnownAs("activation_dropout transformer_dropout_ffn")
-    ] = None
+    ffn_dropout_rate: Annotated[float | None, share()] = None
     # Initial weights: Xavier (Glorot), LeCun normal, or normal with standard deviation 0.02; embeddings have
     # variance 1 / model_dim, biases are 0. torch: all parameters as in PyTorch's layers. kokoyi, aiayn: all
     # parameters as in the systems of configs/kokoyi_iwslt.py and configs/aiayn.py.
@@ -457,7 +407,7 @@ class ModelConfig:
     attention: Annotated[Literal["auto", "plain", "cudnn", "pallas"], MayChange(_ROUNDING)] = "auto"
     # Data type of activations and of the operands of matrix products. The sums in these products, attention
     # scores, softmax, norms, loss, parameters and the gradients of parameters are always float32.
-    dtype: Annotated[Dtype, DTYPE_NAMES] = "float32"
+    dtype: Dtype = "float32"
     # What the backward pass computes again, to save memory (rematerialization): nothing (none), whole layers
     # (full), or all but the results of matrix products (dots).
     remat: Annotated[Literal["none", "full", "dots"], MayChange(_ROUNDING)] = "none"
@@ -502,20 +452,13 @@ class OptimConfig:
     # Optimizer; muon orthogonalizes the updates of weight matrices and uses Adam for all other parameters.
     optimizer: Literal["adam", "adamw", "adafactor", "lion", "muon"] = "adam"
     # Peak learning rate. With schedule=noam, the factor before model_dim^-0.5 (1 in Vaswani et al. 2017).
-    learning_rate: Annotated[
-        float, above(0, at_most=1000), USUAL, KnownAs("lr learn_rate initial_learning_rate")
-    ] = 1e-3
+    learning_rate: Annotated[float, above(0, at_most=1000), USUAL] = 1e-3
     # After linear warm-up, the learning rate stays (constant), falls to 0 at train.steps (cosine, linear)
     # or falls with 1/sqrt(update) (inverse_sqrt, noam). noam is equation 3 of Vaswani et al. 2017.
-    schedule: Annotated[
-        Literal["noam", "inverse_sqrt", "cosine", "linear", "constant"],
-        KnownAs("lr_scheduler decay_method scheduling lr_decay_inv_sqrt"),
-    ] = "inverse_sqrt"
+    schedule: Literal["noam", "inverse_sqrt", "cosine", "linear", "constant"] = "inverse_sqrt"
     # Number of updates in which the learning rate rises linearly to its peak. 0: none. If schedule is cosine
     # or linear and this number is train.steps or more, the rise takes half of train.steps instead.
-    warmup_steps: Annotated[
-        int, at_least(0), USUAL, KnownAs("warmup warmup_updates lr_warmup learning_rate_warmup")
-    ] = 4000
+    warmup_steps: Annotated[int, at_least(0), USUAL] = 4000
     # Beta 1 of adam (decay rate of the mean of gradients) and lion, and momentum of muon; 0.9 is usual.
     b1: Annotated[float, share()] = 0.9
     # Beta 2 of adam (decay rate of the mean of squared gradients; 0.98 in Vaswani et al. 2017) and lion.
@@ -525,21 +468,12 @@ class OptimConfig:
     # Decoupled weight decay of matrices (not of biases and norms), for adamw, lion and muon. 0: none.
     weight_decay: Annotated[float, between(0, 100)] = 0.0
     # Maximum global norm of the gradient; larger gradients are scaled down to it. 0: no clipping.
-    clip_norm: Annotated[float, at_least(0), KnownAs("clip max_grad_norm clip_grad_norm")] = 1.0
+    clip_norm: Annotated[float, at_least(0)] = 1.0
     # Number of batches whose gradients are added up for one update (gradient accumulation). 1: off.
-    accumulation: Annotated[
-        int,
-        at_least(1),
-        KnownAs(
-            "update_freq accum_count batch_multiplier optimizer_delay gradient_accumulation_steps "
-            "update_interval"
-        ),
-    ] = 1
+    accumulation: Annotated[int, at_least(1)] = 1
     # Decay rate of an exponential moving average of the parameters, which evaluation and translation then use
     # instead of the parameters; 0.999 is usual. 0: off.
-    ema_decay: Annotated[
-        float, share(), KnownAs("average_decay exponential_smoothing moving_average_decay store_ema")
-    ] = 0.0
+    ema_decay: Annotated[float, share()] = 0.0
     # Parameters that are not trained, as patterns of their paths. For example, encoder,*_embedding freezes
     # the encoder and all embeddings. LoRA freezes all of them, whatever this says. Empty: all are trained.
     freeze: tuple[str, ...] = ()
@@ -552,17 +486,7 @@ class TrainConfig:
     """Training loop: duration, loss, evaluation, checkpoints and logging."""
 
     # Number of parameter updates to train for.
-    steps: Annotated[
-        int,
-        at_least(1),
-        USUAL,
-        MayChange("training ends at another step"),
-        KnownAs(
-            "epochs after_epochs max_epoch num_train_epochs max_update max_updates updates train_steps after "
-            "max_steps",
-            "which counts updates; `show` says how many an epoch has",
-        ),
-    ] = 100_000
+    steps: Annotated[int, at_least(1), USUAL, MayChange("training ends at another step")] = 100_000
     # Label smoothing: probability mass spread evenly over the vocabulary, usually 0.1. 0: none.
     label_smoothing: Annotated[float, share()] = 0.1
     # Number of tokens per device whose logits are computed together for the loss, in training and evaluation,
@@ -578,14 +502,7 @@ class TrainConfig:
     log_every: Annotated[int, at_least(1), MayChange()] = 50
     # Number of updates between validations (loss, BLEU). Training also ends with one.
     evaluate_every: Annotated[
-        int,
-        at_least(1),
-        USUAL,
-        MayChange("other steps are evaluated, of which the best is chosen"),
-        KnownAs(
-            "valid_steps valid_interval validate_interval_updates validation_freq valid_freq eval_steps "
-            "checkpoint_interval"
-        ),
+        int, at_least(1), USUAL, MayChange("other steps are evaluated, of which the best is chosen")
     ] = 1000
     # Number of updates between two checkpoints. Each evaluation also saves one.
     checkpoint_every: Annotated[
@@ -593,24 +510,15 @@ class TrainConfig:
         at_least(1),
         USUAL,
         MayChange("other steps are saved, of which train.average_last takes the mean"),
-        KnownAs("save_checkpoint_steps save_interval save_interval_updates save_freq save_steps"),
     ] = 1000
     # Number of newest checkpoints kept on disk, in addition to the best one.
     keep_checkpoints: Annotated[int, at_least(1), MayChange()] = 5
     # Validation metric that selects the best checkpoint and that early stopping observes: bleu, chrf, loss,
     # chrf++, ter, or what --scorer defines. Of several metrics, separated by commas, the first one decides,
     # and all are logged. If built-in scores are equal with two digits, the lower loss is better.
-    best_metric: Annotated[
-        str,
-        KnownAs("best_checkpoint_metric early_stopping_metric optimized_metric metric_for_best_model"),
-    ] = "bleu"
+    best_metric: str = "bleu"
     # Number of evaluations without a better best_metric after which training stops. 0: never stop early.
-    patience: Annotated[
-        int,
-        at_least(0),
-        MayChange("training may stop at another step"),
-        KnownAs("early_stopping max_num_checkpoint_not_improved"),
-    ] = 0
+    patience: Annotated[int, at_least(0), MayChange("training may stop at another step")] = 0
     # Number of newest checkpoints (at most keep_checkpoints) averaged when training ends. 0: no average.
     average_last: Annotated[int, at_least(0)] = 0
     # Checkpoint for the test score and, by default, for `translate`; average needs average_last.
@@ -693,9 +601,9 @@ class LengthConfig:
     # Number of tokens added to min_length_ratio * source length to give the minimum translation length.
     min_length_offset: Annotated[int, between(0, 1_000_000)] = 0
     # Maximum translation length in tokens: max_length_ratio * source length + max_length_offset.
-    max_length_ratio: Annotated[float, between(0, 1000), KnownAs("max_len_a max_length_factor")] = 1.5
+    max_length_ratio: Annotated[float, between(0, 1000)] = 1.5
     # Number of tokens added to max_length_ratio * source length to give the maximum translation length.
-    max_length_offset: Annotated[int, between(0, 1_000_000), KnownAs("max_len_b")] = 20
+    max_length_offset: Annotated[int, between(0, 1_000_000)] = 20
     # Length that translations are expected not to exceed. Exact stopping assumes that unfinished hypotheses
     # will end within this length; longer translations are still possible. learned: the 99.9th percentile of
     # training target lengths, if the run has recorded it; limit: the maximum length.
@@ -711,12 +619,10 @@ class SearchConfig(MbrConfig, LengthConfig):
     # Search method: beam search, greedy search (the most probable token at each step) or random sampling.
     method: Literal["beam", "greedy", "sample"] = "beam"
     # Beam search: number of hypotheses kept for each sentence, usually 4 or 5.
-    beam_size: Annotated[int, between(1, 1000), USUAL, KnownAs("beam num_beams")] = 4
+    beam_size: Annotated[int, between(1, 1000), USUAL] = 4
     # Exponent alpha of the length penalty, by which log-probabilities are divided. Larger values favor longer
     # translations; 0.6 to 1 is usual. 0: none.
-    length_penalty: Annotated[
-        float, between(0, 100), KnownAs("lenpen alpha beam_alpha normalize length_penalty_alpha")
-    ] = 1.0
+    length_penalty: Annotated[float, between(0, 100)] = 1.0
     # gnmt: length penalty ((5 + length) / 6) ** alpha (Wu et al. 2016, equation 14). length: length ** alpha.
     length_penalty_kind: Literal["gnmt", "length"] = "gnmt"
     # ---- beam search ----
@@ -750,7 +656,7 @@ class SearchConfig(MbrConfig, LengthConfig):
     # ---- content and length of translations ----
 
     # No sequence of this number of tokens occurs twice in a translation. 0: repetition is allowed.
-    no_repeat_ngram: Annotated[int, at_least(0), KnownAs("no_repeat_ngram_size block_ngram_repeat")] = 0
+    no_repeat_ngram: Annotated[int, at_least(0)] = 0
     # Subwords of the target vocabulary, or token ids, that translations never contain, such as the unknown
     # symbol, <unk>. To suppress the comma by a flag, give its token id.
     suppress: tuple[str, ...] = ()
@@ -759,7 +665,7 @@ class SearchConfig(MbrConfig, LengthConfig):
     # Maximum number of tokens searched at a time on each device: the source and all beams, padding included.
     # If a device runs out of memory, this number is halved automatically. Without a value, it depends on the
     # memory of the device; on CPUs it is 8192.
-    batch_tokens: Annotated[int | None, at_least(1), KnownAs(BATCH_NAMES, "in tokens")] = None
+    batch_tokens: Annotated[int | None, at_least(1)] = None
 
 
 @dataclass(frozen=True)
@@ -788,11 +694,6 @@ class Config:
     def replace(self, changes: Mapping[str, Any]) -> "Config":
         """Return a config with other values: {"model.model_dim": 512, "train.steps": 10_000}."""
         return replace_fields(self, refuse_removed(changes), "config")
-
-
-for _path, _mark in find_marks(Config, KnownAs).items():
-    for _name in _mark.names.split():
-        FOREIGN_NAMES.setdefault(_name, _path)
 
 
 def _take_removed_fields(section: type, where: str = "") -> None:

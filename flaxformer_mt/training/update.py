@@ -1,6 +1,6 @@
 """The update of one batch, as pure functions.
 
-Gradients are sums over tokens. They are added over devices by `reduce` and over
+Gradients are sums over tokens. They are added over devices and over
 microbatches by `add_sums`, then divided once by the number of tokens, so the update is the same for any
 number of devices and of microbatches.
 """

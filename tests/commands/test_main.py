@@ -27,8 +27,8 @@ from flaxformer_mt.commands.flags import list_flag_types
 from flaxformer_mt.commands.main import COMMANDS, main
 from flaxformer_mt.commands.options import TranslateOptions
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig
-from flaxformer_mt.config.field_values import KnownAs, find_marks
 from flaxformer_mt.config.files import flatten, list_recipes, save_config
+from flaxformer_mt.config.foreign_names import FOREIGN_NAMES
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.scoring import metrics
 from flaxformer_mt.tracking import progress_display
@@ -530,9 +530,9 @@ def test_flags_of_several_values_are_joined_and_take_no_flag_as_a_value(monkeypa
 
 def test_options_of_other_toolkits_are_answered_with_options_that_exist():
     flags = set().union(*(list_flag_types(command.options) for command in COMMANDS.values()))
-    for command in COMMANDS.values():
-        for flag, mark in find_marks(command.options, KnownAs, "--").items():
-            assert flag in flags and not flags & {f"--{name}" for name in mark.names.split()}, flag
+    for ours, names in FOREIGN_NAMES.items():
+        assert {f"--{ours}", f"--config.{ours}"} & flags, ours
+        assert not flags & {f"--{name}" for name in names.split()}, ours
 
 
 def test_quiet_leaves_warnings_and_errors(capfd, monkeypatch):
