@@ -17,7 +17,7 @@ from flaxformer_mt.commands.main import main
 from flaxformer_mt.commands.plot import training_panels
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig, VocabConfig
 from flaxformer_mt.config.files import save_config
-from flaxformer_mt.evaluation.plots import TokenAxis, draw_attention, draw_training
+from flaxformer_mt.evaluation.plots import TokenAxis, draw_attention
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.translation.translator import Translation, Translator
 
@@ -160,12 +160,6 @@ def test_the_later_line_of_a_step_counts_and_curves_without_numbers_are_left_out
         "learning rate": {"training": ([50, 100], [0.1, 0.25])},
     }
     assert training_panels(records[-1:], 0.1) == {}
-
-
-def test_a_curve_of_a_hundred_points_shows_each_of_them():
-    curves = {str(count): ([*range(count)], [1.0] * count) for count in (100, 101)}
-    axes = draw_training({"loss": curves}, title="run").axes[0]
-    assert [line.get_marker() for line in axes.lines] == [".", ""]
 
 
 def test_all_layers_and_heads_are_one_figure_with_the_labels_that_have_room():

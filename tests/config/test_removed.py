@@ -12,32 +12,20 @@ from flaxformer_mt.config.files import flatten, from_dict, load_config, read_con
 from flaxformer_mt.config.removed import _TABLE, refuse_removed_flag, take_out
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 
+
+def set_value(values: dict, name: str, value: object) -> None:
+    *sections, last = name.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+    values[last] = value
+
+
 # A config of version 0.2 in which every removed field has its default.
-OLD = {
-    "train": {"rdrop_weight": 0.0, "teacher_weight": 0.0, "prng": "rbg"},
-    "model": {"quantization": None},
-    "search": {
-        "mbr_candidates": "samples",
-        "mbr_utility": "chrf",
-        "coverage_layer": -1,
-        "allow_unknown": True,
-        "ensemble_mean": "log_probs",
-    },
-    "data": {
-        "terms": 0.0,
-        "teacher_scores": [],
-        "target_context": False,
-        "noise": {
-            "typos": 0.5,
-            "typo_kinds": {"char_swap": 0.1, "unichar": 0.1},
-            "merge": 0.0,
-            "merge_lines": {"min_lines": 3},
-            "tags": 0.0,
-            "tag_kinds": {"augment": 1.0, "tag": 0.0},
-        },
-        "stages": [{"name": "a", "noise": {"prefix": 0.0, "upper_case": 0.5}}],
-    },
-}
+OLD: dict = {"data": {"noise": {"typos": 0.5}}}
+for _name, _removed in _TABLE.items():
+    if _name[0].islower() and "=" not in _name:
+        set_value(OLD, _name, 3 if _removed.default is ... else _removed.default)
+OLD["data"]["stages"] = [{"name": "a", "noise": {"prefix": 0.0, "upper_case": 0.5}}]
 
 
 def test_no_field_of_today_is_in_the_table():
@@ -68,11 +56,7 @@ def test_a_field_at_another_value_is_one_message(tmp_path, field):
         assert take_out({name: value}) == ({}, {})
         return
     values = to_dict(Config())
-    *sections, last = name.split(".")
-    inner = values
-    for section in sections:
-        inner = inner.setdefault(section, {})
-    inner[last] = value
+    set_value(values, name, value)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(values))
     if removed.needed:
