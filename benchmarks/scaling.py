@@ -104,6 +104,7 @@ def _to_fields(layout: dict[str, str], count: int) -> dict[str, Any]:
 
 def make_config(case: Case) -> Config:
     """Build the config that a row measures."""
+    split = case.layout.get("fsdp", 1) * case.layout.get("tensor", 1)
     return Config(
         data=DataConfig(
             batch_tokens=case.rows * case.length, max_source_length=case.length, max_target_length=case.length
@@ -118,7 +119,7 @@ def make_config(case: Case) -> Config:
             remat=case.remat,  # type: ignore[arg-type]
         ),
         train=TrainConfig(),
-        parallel=ParallelConfig(devices=case.devices, **case.layout),
+        parallel=ParallelConfig(data=case.devices // split, **case.layout),
     )
 
 

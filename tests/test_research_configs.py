@@ -37,7 +37,7 @@ def test_handbuilt_learns_five_pairs_by_heart(tmp_path):
         optim={"learning_rate": 3e-3, "warmup_steps": 5},
         train={"tensorboard": False, "steps": 60, "evaluate_every": 60, "checkpoint_every": 60}
         | {"final_checkpoint": "last"},
-        parallel={"devices": 1},
+        parallel={"data": 1},
     )
     report = fit(config, tmp_path / "run")
     assert report["test"]["bleu"] == pytest.approx(100)

@@ -53,7 +53,7 @@ def make_tiny_config(text_dir: Path, cache_dir: Path) -> Config:
             tensorboard=False,
             log_accuracy=True,
         ),
-        parallel=ParallelConfig(devices=1),
+        parallel=ParallelConfig(data=1),
         search=SearchConfig(beam_size=2, max_length_offset=4),
     )
 

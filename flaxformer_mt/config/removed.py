@@ -83,6 +83,8 @@ _TABLE: dict[str, Removed] = {
     "vocab.max_sentences": Removed(2_000_000, _DECIDED),
     "train.unpad": Removed("auto", "it only turned off what is faster"),
     "train.max_nonfinite_steps": Removed(20, _DECIDED),
+    "parallel.devices": Removed(0, "parallel.data x fsdp x tensor devices are used, as 1 by parallel.data=1"),
+    "parallel.fsdp_gathers": Removed("auto", "CPUs gather matrices twice, accelerators once"),
     "parallel.xla_flags": Removed(
         (), "none that was tried made a step faster; the environment variable XLA_FLAGS sets them"
     ),

@@ -553,17 +553,12 @@ class ParallelConfig:
     # pmap: data parallelism, all parameters on every device. mesh: jit over a device mesh, which can also
     # shard parameters. auto: pmap for data parallelism alone on several devices, else mesh.
     backend: Literal["auto", "pmap", "mesh"] = "auto"
-    # Number of devices to use, which must equal data * fsdp * tensor. 0: all devices.
-    devices: Annotated[int, at_least(0)] = 0
-    # Data parallelism: number of groups that each hold all parameters. 0: devices / (fsdp * tensor).
+    # Data parallelism: number of groups that each hold all parameters; data * fsdp * tensor devices are used.
+    # 0: as many groups as there are devices for.
     data: Annotated[int, at_least(0), USUAL] = 0
     # Fully sharded data parallelism: number of devices that split each batch, the parameters, the optimizer
     # state and the moving average among them. 1: off.
     fsdp: Annotated[int, at_least(1), USUAL] = 1
-    # With fsdp above 1, how often devices gather the matrices of a layer. once: in the forward pass; the
-    # devices keep the matrices for the backward pass. twice: in both passes, which takes less memory and
-    # sends more. auto: twice on CPUs, whose simulated devices share one memory; once on accelerators.
-    fsdp_gathers: Literal["auto", "once", "twice"] = "auto"
     # Tensor parallelism: number of devices that split heads, feed-forward width and vocabulary. 1: off.
     tensor: Annotated[int, at_least(1)] = 1
 

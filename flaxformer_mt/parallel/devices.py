@@ -137,18 +137,7 @@ def choose_layout(
       UserError: invalid axes or sizes, one line per problem with the numbers and the nearest valid choice.
     """
     parallel = config.parallel
-    wanted = parallel.devices or device_count
-    if wanted > device_count:
-        raise UserError(
-            f"parallel.devices asks for {wanted} devices, but there are {device_count} ({platform}); set it "
-            "to at most that number, or to 0 to use all devices"
-        )
-    if process_count > 1 and wanted != device_count:
-        raise UserError(
-            f"parallel.devices asks for {wanted} of {device_count} devices, but {process_count} processes "
-            "share them; set it to 0 to use all devices, or run one process"
-        )
-    data, fsdp, tensor = _fill_axes(config, wanted)
+    data, fsdp, tensor = _fill_axes(config, device_count, process_count)
     problems = [*_backend_problems(config), *_size_problems(config, data, fsdp, tensor)]
     if problems:
         raise UserError("\n".join(problems))
@@ -156,15 +145,21 @@ def choose_layout(
     backend = ("pmap" if plain else "mesh") if parallel.backend == "auto" else parallel.backend
     # Simulated devices share one memory: what each keeps takes memory as often as there are devices, and to
     # gather is to copy. Accelerators would send twice as much.
-    twice = parallel.fsdp_gathers == "twice" or parallel.fsdp_gathers == "auto" and platform == "cpu"
-    return DeviceLayout(backend, data, fsdp, tensor, gathers_twice=fsdp > 1 and twice)
+    return DeviceLayout(backend, data, fsdp, tensor, gathers_twice=fsdp > 1 and platform == "cpu")
 
 
-def _fill_axes(config: Config, device_count: int) -> tuple[int, int, int]:
+def _fill_axes(config: Config, device_count: int, process_count: int) -> tuple[int, int, int]:
     parallel = config.parallel
     data, fsdp, tensor = parallel.data, parallel.fsdp, parallel.tensor
     axes = f"parallel.data {data or '0 (all remaining)'} x parallel.fsdp {fsdp} x parallel.tensor {tensor}"
-    if device_count % (fsdp * tensor):
+    used, rest = data * fsdp * tensor, device_count // (fsdp * tensor)
+    if used > device_count or (process_count > 1 and used not in (0, device_count)):
+        shared = f", which {process_count} processes share" if process_count > 1 else ""
+        raise UserError(
+            f"{axes} = {used}, but there are {device_count} devices{shared}; set parallel.data={rest} (0: "
+            "all that fsdp and tensor leave)"
+        )
+    if not data and device_count % (fsdp * tensor):
         near_fsdp = _nearest(fsdp, (n for n in _divisors(device_count) if device_count % (n * tensor) == 0))
         near_tensor = _nearest(tensor, (n for n in _divisors(device_count) if device_count % (n * fsdp) == 0))
         hints = [f"parallel.fsdp={near_fsdp}"] if near_fsdp else []
@@ -173,14 +168,7 @@ def _fill_axes(config: Config, device_count: int) -> tuple[int, int, int]:
             f"{axes} does not divide the {device_count} available devices; nearest valid choice: "
             + (" or ".join(hints) or "parallel.fsdp=1 with parallel.tensor=1")
         )
-    rest = device_count // (fsdp * tensor)
-    if data not in (0, rest):
-        raise UserError(
-            f"{axes} = {data * fsdp * tensor}, but there are {device_count} devices; set "
-            f"parallel.data={rest} (0: all devices that fsdp and tensor leave)"
-            + (f", or parallel.devices={n}" if (n := data * fsdp * tensor) < device_count else "")
-        )
-    return rest, fsdp, tensor
+    return data or rest, fsdp, tensor
 
 
 def _backend_problems(config: Config) -> Iterator[str]:
@@ -189,11 +177,6 @@ def _backend_problems(config: Config) -> Iterator[str]:
         yield (
             f"parallel.backend pmap replicates parameters on every device, but parallel.fsdp is "
             f"{parallel.fsdp} and parallel.tensor {parallel.tensor}; set parallel.backend=mesh, or both to 1"
-        )
-    if parallel.fsdp_gathers != "auto" and parallel.fsdp == 1:
-        yield (
-            f"parallel.fsdp_gathers is {parallel.fsdp_gathers}, but parallel.fsdp is 1, so that no matrix is "
-            "gathered; set it to auto, or parallel.fsdp to a number of devices"
         )
 
 

@@ -386,7 +386,7 @@ def train_ours(weights: Weights, batches: list[Batch]) -> dict[str, np.ndarray]:
     config = dataclasses.replace(change(weights.config, **changes), optim=ADAM)
     model = dataclasses.replace(weights, config=config).make_model()
     numbers = make_hyperparameters(change(config, train={"steps": UPDATES}))
-    parallel = make_parallel(change(config, parallel={"devices": 1}))
+    parallel = make_parallel(change(config, parallel={"data": 1}))
     train_step = make_train_step(model, UpdateConfig.of(config), parallel)
 
     @jax.jit

@@ -91,7 +91,7 @@ def run(tmp_path_factory):
         ),
         optim=OptimConfig(schedule="constant", warmup_steps=0),
         train=TrainConfig(steps=3, evaluate_every=9, checkpoint_every=2, tensorboard=False),
-        parallel=ParallelConfig(devices=1),
+        parallel=ParallelConfig(data=1),
         search=SearchConfig(method="greedy", beam_size=1, max_length_ratio=1.0, max_length_offset=4),
     )
     return write_untrained_run(root / "run", config, pairs)

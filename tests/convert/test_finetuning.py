@@ -45,7 +45,7 @@ def make_config(root: Path, *, steps: int = 20, **optim) -> Config:
             num_shapes=1,
         ),
         optim=OptimConfig(learning_rate=5e-3, schedule="constant", warmup_steps=1, **optim),
-        parallel=ParallelConfig(devices=1),
+        parallel=ParallelConfig(data=1),
         train=TrainConfig(
             steps=steps,
             log_every=5,

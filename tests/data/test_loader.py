@@ -356,8 +356,8 @@ def test_the_array_is_the_batch(lengths, rows, shape, packed):
 
 @pytest.mark.parametrize("backend", ["pmap", "mesh"])
 def test_training_transfers_one_array_split_by_rows(monkeypatch, backend):
-    config = change(Config(), parallel={"devices": 2, "backend": backend})
-    assert config.parallel == ParallelConfig(devices=2, backend=backend)
+    config = change(Config(), parallel={"data": 2, "backend": backend})
+    assert config.parallel == ParallelConfig(data=2, backend=backend)
     vocabs = SimpleNamespace(target=SimpleNamespace(**BATCH_ARRAY_IDS))
     setup = TrainingSetup(make_parallel(config), SimpleNamespace(vocabs=vocabs), *[None] * 7, {})
     one = planned([0, 1], [0, 1], Shape(2, 3, 4))

@@ -58,7 +58,7 @@ def run(tmp_path_factory) -> tuple[Path, Config, dict[str, Any]]:
             loss_chunk_tokens=16,
             log_accuracy=True,
         ),
-        parallel=ParallelConfig(devices=1),
+        parallel=ParallelConfig(data=1),
     )
     run_dir = tmp_path_factory.mktemp("runs") / "run"
     return run_dir, config, fit(config, run_dir)

@@ -261,7 +261,7 @@ def test_a_run_is_stored_and_read_as_single_layers(base, run):
 def test_a_state_moves_between_stacked_and_single_layers(optim, tmp_path):
     """Bit for bit, the optimizer's state included, from what this version and what earlier versions wrote."""
     config = OptimConfig(**optim)
-    parallel = make_parallel(Config(parallel=ParallelConfig(devices=1)))
+    parallel = make_parallel(Config(parallel=ParallelConfig(data=1)))
 
     def make_state(scan: bool) -> Any:
         return init_state(init_params(make_tiny(TINY, scan_layers=scan), jax.random.key(0)), config)

@@ -42,7 +42,7 @@ def make_config(parallel: ParallelConfig | None = None, **model: int) -> Config:
         (ParallelConfig(backend="mesh"), 4, ("mesh", 4, 1, 1)),
         (ParallelConfig(fsdp=2), 8, ("mesh", 4, 2, 1)),
         (ParallelConfig(data=2, fsdp=2, tensor=2), 8, ("mesh", 2, 2, 2)),
-        (ParallelConfig(devices=2), 8, ("pmap", 2, 1, 1)),
+        (ParallelConfig(data=2), 8, ("pmap", 2, 1, 1)),
     ],
 )
 def test_axes_are_filled_and_auto_chooses(parallel, devices, expected):
@@ -54,8 +54,6 @@ def test_axes_are_filled_and_auto_chooses(parallel, devices, expected):
     [
         (ParallelConfig(fsdp=2), "cpu", True),
         (ParallelConfig(fsdp=2), "tpu", False),
-        (ParallelConfig(fsdp=2, fsdp_gathers="once"), "cpu", False),
-        (ParallelConfig(fsdp=2, fsdp_gathers="twice"), "gpu", True),
         (ParallelConfig(tensor=2), "cpu", False),
     ],
 )
@@ -66,13 +64,11 @@ def test_matrices_are_gathered_twice_where_devices_share_a_memory(parallel, plat
 @pytest.mark.parametrize(
     ("parallel", "message"),
     [
-        (ParallelConfig(data=3), r"data 3 .* = 3, but there are 8 devices; set parallel\.data=8 .*devices=3"),
         (ParallelConfig(fsdp=3), r"fsdp 3 .* does not divide the 8 available devices; .*: parallel\.fsdp=2$"),
         (ParallelConfig(fsdp=4, tensor=4), r"8 available .*: parallel\.fsdp=2 or parallel\.tensor=2$"),
         (ParallelConfig(data=4, fsdp=4), r"= 16, but there are 8 devices; set parallel\.data=2"),
-        (ParallelConfig(devices=9), r"parallel\.devices asks for 9 devices, but there are 8 \(cpu\)"),
+        (ParallelConfig(data=9), r"data 9 .* = 9, but there are 8 devices; set parallel\.data=8 "),
         (ParallelConfig(backend="pmap", fsdp=2), r"pmap replicates parameters .* parallel\.fsdp is 2"),
-        (ParallelConfig(fsdp_gathers="twice"), r"fsdp_gathers is twice, but parallel\.fsdp is 1"),
     ],
 )
 def test_axes_that_do_not_multiply_to_the_devices_are_refused(parallel, message):
@@ -99,8 +95,8 @@ def test_devices_need_not_divide_the_rows_of_a_batch():
 
 
 def test_several_processes_use_all_devices():
-    with pytest.raises(UserError, match=r"asks for 2 of 8 devices, but 2 processes share them"):
-        choose_layout(make_config(ParallelConfig(devices=2)), device_count=8, process_count=2)
+    with pytest.raises(UserError, match="= 2, but there are 8 devices, which 2 processes share; set"):
+        choose_layout(make_config(ParallelConfig(data=2)), device_count=8, process_count=2)
 
 
 SIZES = {"data": 2, "fsdp": 2, "tensor": 4}

@@ -24,7 +24,7 @@ KERNEL = "layers_0/feedforward/input/kernel"
 
 
 def make_mesh(**layout: int) -> Parallel:
-    return make_parallel(Config(parallel=ParallelConfig(backend="mesh", devices=8, **layout)))
+    return make_parallel(Config(parallel=ParallelConfig(backend="mesh", **layout)))
 
 
 def on_rows(parallel: Parallel, function: Any, *specs: PartitionSpec) -> Any:

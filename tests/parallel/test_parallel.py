@@ -49,12 +49,12 @@ CONFIG = Config(
     optim=OptimConfig(learning_rate=0.02, warmup_steps=2, ema_decay=0.9, epsilon=1e-3),
     train=TrainConfig(loss_chunk_tokens=8),
 )
-ONE = ParallelConfig(devices=1)
+ONE = ParallelConfig(data=1)
 LAYOUTS = (
     {"one": ONE, "pmap 8": ParallelConfig(backend="pmap")}
     | {"data 8": ParallelConfig(backend="mesh")}
-    | {"fsdp 8": ParallelConfig(fsdp=8, fsdp_gathers="once"), "tensor 8": ParallelConfig(tensor=8)}
-    | {"2 x 2 x 2": ParallelConfig(data=2, fsdp=2, tensor=2, fsdp_gathers="twice")}
+    | {"fsdp 8": ParallelConfig(fsdp=8), "tensor 8": ParallelConfig(tensor=8)}
+    | {"2 x 2 x 2": ParallelConfig(data=2, fsdp=2, tensor=2)}
 )
 # Splits along one axis, which "2 x 2 x 2" makes too, are left to the release.
 NAMES = mark_slow(LAYOUTS, "data 8", "fsdp 8", "tensor 8")
@@ -339,7 +339,7 @@ def test_a_checkpoint_of_any_layout_can_be_resumed_on_any_other(runs, saved, sou
 def test_all_devices_are_used_by_default_and_described():
     assert make_parallel(Config()).device_count == 8
     assert re.fullmatch(r".+ \(\d+ cores\)", make_parallel(on("one")).describe())
-    two = make_parallel(on(ParallelConfig(devices=2)))
+    two = make_parallel(on(ParallelConfig(data=2)))
     assert re.fullmatch(r".+ \(\d+ cores, 2 simulated devices\)", two.describe())
 
 

@@ -85,7 +85,7 @@ def config(tiny_config, tmp_path_factory) -> Path:
         optim={"epsilon": 1e-3},
         train={"log_every": 8, "evaluate_every": 48, "log_accuracy": False},
         search={"method": "greedy", "beam_size": 1},
-        parallel={"devices": 0, "backend": "mesh"},
+        parallel={"data": 0, "backend": "mesh"},
     )
     return write_config_file(folder / "tiny.py", config)
 

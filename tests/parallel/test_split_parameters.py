@@ -29,7 +29,7 @@ def wide(tiny_config) -> Any:
         model={"model_dim": 64, "num_heads": 8, "ffn_dim": 256},
         optim={"ema_decay": 0.0, "learning_rate": 0.005},
         train={"steps": 4, "evaluate_every": 4, "checkpoint_every": 4, "log_accuracy": False},
-        parallel={"devices": 4, "fsdp": 2, "tensor": 2},
+        parallel={"data": 1, "fsdp": 2, "tensor": 2},
         # Four updates do not teach when a sentence ends.
         search={"method": "greedy", "beam_size": 1, "batch_tokens": 64, "max_length_ratio": 0.0}
         | {"max_length_offset": 6, "min_length_offset": 4},
@@ -124,7 +124,7 @@ def test_a_model_is_split_only_where_it_has_to_be(wide, monkeypatch):
     assert split_for_search(wide, 500) is None
     for parallel, wanted in [
         ({}, (1, 2, 2)),
-        ({"devices": 1, "fsdp": 1, "tensor": 1}, (1, 8, 1)),
+        ({"data": 1, "fsdp": 1, "tensor": 1}, (1, 8, 1)),
         ({"fsdp": 3, "tensor": 1}, (1, 8, 1)),
     ]:
         layout = split_for_search(change(wide, parallel=parallel), 501)._mesh.devices.shape

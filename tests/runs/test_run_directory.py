@@ -52,11 +52,9 @@ def test_another_config_is_refused_with_every_difference(tmp_path):
 FREE = {
     "data.cache_dir": "/elsewhere",
     "parallel.backend": "mesh",
-    "parallel.devices": 3,
     "parallel.data": 2,
     "parallel.fsdp": 2,
     "parallel.tensor": 2,
-    "parallel.fsdp_gathers": "once",
     "train.peak_flops": 1e12,
     "train.bleu_tokenize": "char",
     "train.log_every": 7,

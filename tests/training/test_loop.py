@@ -406,7 +406,7 @@ def test_patience_ends_a_run_and_the_average_is_the_final_checkpoint(base, tmp_p
         data={"text_dir": str(text)},
         train={"evaluate_every": 1, "checkpoint_every": 100, "patience": 2, "average_last": 2}
         | {"final_checkpoint": "average"},
-        parallel={"devices": 3},
+        parallel={"data": 3},
     )
     report = fit(config, tmp_path / "run")
     assert (report["step"], report["stopped_early"]) == (4, True)

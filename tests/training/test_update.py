@@ -47,7 +47,7 @@ CONFIG = Config(
     optim=OptimConfig(learning_rate=0.02, warmup_steps=2, ema_decay=0.5),
     train=TrainConfig(label_smoothing=0.1),
 )
-ONE_DEVICE = Config(parallel=ParallelConfig(devices=1))
+ONE_DEVICE = Config(parallel=ParallelConfig(data=1))
 # What does not depend on the architecture is tested with the smaller one.
 SMALL = change(CONFIG, model={"architecture": "decoder_only"})
 ADD = jax.jit(add_sums)
@@ -220,7 +220,7 @@ def test_guided_alignment_adds_its_weighted_loss():
     expected = gradient(state.params, state.step, moved, 0).alignment_sum
     assert_close(compiled(later)[2](state.params, state.step, batch, 0).alignment_sum, expected)
     assert abs(float(expected - whole.alignment_sum)) > 0.1
-    layout = ParallelConfig(devices=4, data=2, tensor=2)
+    layout = ParallelConfig(data=2, tensor=2)
     parallel = make_parallel(replace(config, parallel=layout))
     model = make_model(config.model, source_size=V, target_size=V)
     step = parallel.compile(parallel.over_rows(make_gradient_step(model, UpdateConfig.of(config)), batch=3))

@@ -76,7 +76,7 @@ def test_the_config_trains_as_it_stands(corpus, capfd):
     smaller = {"num_encoder_layers": 1, "num_decoder_layers": 1, "model_dim": 8, "ffn_dim": 8}
     flags = [f"--config.model.{name}={value}" for name, value in smaller.items()]
     flags += ["--config.data.num_shapes=1", "--config.train.steps=2", "--config.search.beam_size=1"]
-    flags += ["--config.parallel.devices=1"]
+    flags += ["--config.parallel.data=1"]
     assert main(["train", "--config=runs/xx_yy.py", "--run=runs/xx_yy", *flags]) == 0
     report = json.loads(capfd.readouterr().out)
     assert report["step"] == 2 and report["test"]["sentences"] == 30
