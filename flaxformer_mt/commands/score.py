@@ -15,12 +15,10 @@ from flaxformer_mt.text_io.lines import STANDARD, check_output, count_lines, ope
 
 def score_file(options: ScoreOptions) -> None:
     """Run the command `score`."""
-    from flaxformer_mt.commands.translation_format import format_score
+    from flaxformer_mt.commands.output_formats import format_score
     from flaxformer_mt.text_io.throughput import Throughput
     from flaxformer_mt.translation.scorer import Scorer
 
-    if options.json and options.tokens:
-        raise UserError("--tokens has no effect with --json, which writes all scores; leave out --tokens")
     if options.source == options.target == STANDARD:
         raise UserError("only one of --source and --target can be standard input; give a file for the other")
     if options.output != STANDARD:

@@ -45,7 +45,7 @@ from flaxformer_mt.text_io.lines import (
 from flaxformer_mt.text_io.resumable_output import ResumableOutput
 
 if TYPE_CHECKING:
-    from flaxformer_mt.commands.translation_format import TranslationFormat
+    from flaxformer_mt.commands.output_formats import TranslationFormat
     from flaxformer_mt.corpus.documents import Documents
     from flaxformer_mt.text_io.lines import Text
     from flaxformer_mt.translation.engine import Engine
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Annotations]":
     """Return the output format of each translation, and the annotations that the format needs."""
-    from flaxformer_mt.commands.translation_format import TranslationFormat
+    from flaxformer_mt.commands.output_formats import TranslationFormat
     from flaxformer_mt.translation.result import Annotations
 
     form = TranslationFormat(
@@ -275,7 +275,7 @@ def _make_jax_engine(
 
 def translate_with_ctranslate2(options: TranslateOptions) -> None:
     """Translate --input by the model folder --run, line by line, and keep the record of the output."""
-    from flaxformer_mt.commands.translation_format import TranslationFormat
+    from flaxformer_mt.commands.output_formats import TranslationFormat
 
     with importing("ctranslate2", what="--backend=ctranslate2"):
         from flaxformer_mt.convert.ctranslate2.backend import load_engine
@@ -491,26 +491,8 @@ def _check_flags(options: TranslateOptions) -> None:
         raise UserError(
             f"--document_ids={options.document_ids} {problem}; give --documents --document_ids=FILE"
         )
-    for written, contents in (("json", "all scores"), ("n_best", "each hypothesis with its score")):
-        for name in ("scores", "token_scores"):
-            if getattr(options, written) not in (False, None) and getattr(options, name):
-                both = (written, name) == ("n_best", "token_scores")
-                more = f", or give --json instead of --{name}" if both else ""
-                raise UserError(
-                    f"--{name} has no effect with --{written}, which writes {contents}; leave out "
-                    f"--{name}{more}"
-                )
-    if options.unique and options.n_best is None:
-        raise UserError("--unique has no effect without --n_best; give --n_best=N, or leave out --unique")
-    if options.scores and options.token_scores:
-        raise UserError("--token_scores writes the score too; leave out --scores")
-    for name in ("alignment_layer", "alignment_head"):
-        used = options.alignments is not None or options.json or options.markup
-        if getattr(options, name) is not None and not used:
-            raise UserError(
-                f"--{name} has no effect without --alignments or --json (or --markup); give one of these, or "
-                f"leave out --{name}"
-            )
+    if options.n_best is not None and options.token_scores and not options.json:
+        raise UserError("--token_scores has no effect with --n_best; leave it out, or give --json instead")
     if options.markup and options.alignments == "pieces":
         raise UserError("--markup needs alignments of words, not --alignments=pieces; leave out pieces")
     for name, effect in (("resume", "continues an output file"), ("overwrite", "replaces an output file")):

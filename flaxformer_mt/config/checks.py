@@ -89,11 +89,6 @@ def _find_network_conflicts(config: Config) -> Iterator[str]:
     key_size = model.key_dim or model.model_dim // model.num_heads
     if model.positions == "rotary" and key_size % 2:
         yield f"model.positions rotary needs an even key size per head, not {key_size}; set model.key_dim"
-    if model.max_positions is not None and model.positions in ("rotary", "relative"):
-        yield (
-            f"model.max_positions {model.max_positions} has no effect with model.positions "
-            f"{model.positions}; set it to none"
-        )
     if model.positions == "relative":
         yield from _find_relative_conflicts(model)
     rate = model.dropout_rate if model.attention_dropout_rate is None else model.attention_dropout_rate

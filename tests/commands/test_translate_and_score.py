@@ -234,14 +234,8 @@ def untrained(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--json", "--scores"], "--scores has no effect with --json"),
-        (["--n_best=2", "--scores"], "--scores has no effect with --n_best"),
         (["--then=x", "--alignments=pieces"], "--then joins alignments of words"),
-        (["--unique"], "--unique has no effect without --n_best"),
         (["--n_best=2", "--token_scores"], "or give --json instead"),
-        (["--scores", "--token_scores"], "leave out --scores"),
-        (["--alignment_layer=0"], "--alignment_layer has no effect without --alignments or --json"),
-        (["--alignment_head=0"], "--alignment_head has no effect without --alignments or --json"),
         (["--resume"], "--resume continues an output file"),
         (["--overwrite"], "--overwrite replaces an output file"),
         (["--resume", "--overwrite", "--output=x"], "--resume and --overwrite exclude each other"),
@@ -267,7 +261,6 @@ def test_surplus_constraints_are_counted_before_the_run_is_loaded(untrained, cap
     [
         (["--target=a"], "--source is missing"),
         (["--source=-", "--target=-"], "only one of --source and --target"),
-        (["--source=a", "--target=a", "--json", "--tokens"], "--tokens has no effect with --json"),
         (["--source=a", "--target=gone"], "input gone does not exist"),
         (["--source=a"], "--target is required"),
     ],

@@ -186,7 +186,6 @@ def test_an_absent_config_file_is_answered_with_the_near_one(tmp_path):
         ({"model.first_position": -1}, ["first_position is -1", "from 0 to 1048576"]),
         ({"model.norm_epsilon": -1e-5}, ["norm_epsilon is -1e-05"]),
         ({"model.max_positions": 0}, ["max_positions is 0", "from 1 to 1048576"]),
-        ({"model.positions": "rotary", "model.max_positions": 9}, ["9 has no effect"]),
         ({"model.max_positions": 100}, ["100 is below the maximum sentence length, 128"]),
         (
             {"model.architecture": "decoder_only", "model.max_positions": 200},

@@ -5,7 +5,7 @@ import html
 import json
 import math
 
-from flaxformer_mt.commands.translation_format import TranslationFormat, format_score
+from flaxformer_mt.commands.output_formats import TranslationFormat, format_score
 from flaxformer_mt.translation.result import EMPTY, Translation
 
 NEXT = Translation("b\tc", -2.0, -3.0, (8, 2), token_log_probs=(-2.5, -0.5), alignment=((0, 0),))

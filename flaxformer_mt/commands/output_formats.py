@@ -1,4 +1,4 @@
-"""What `translate` and `score` write for a line: text with columns, n-best lists, or JSON."""
+"""Formats of what `translate` and `score` write for a line: columns, n-best lists, Pharaoh alignments, JSON."""
 
 import json
 import math
