@@ -63,7 +63,7 @@ _HEAD = (
     "rows",
     "peak of memory, GiB",
     "attention",
-    "sent, GiB",
+    "collectives, GiB",
 )
 
 
@@ -197,14 +197,14 @@ def _format_found(cell: dict[str, Any]) -> tuple[str, ...]:
         return _fill(cell["error"].replace("\n", " ").replace("|", "\\|"))
     found = cell["found"]
     batch = found["batch"]
-    sent = sum(kind["sent"] for kind in found["collectives"].values()) / 2**30
+    results = sum(kind["bytes"] for kind in found["collectives"].values()) / 2**30
     no = "" if found["fits"] else "**does not fit** "
     return (
         found["layout"],
         f"{batch['rows']} x {batch['source_length']}",
         f"{no}{found['peak_gib']:.2f} of {found['memory_gib']:.2f}",
         found["attention"]["kernel"],
-        f"{sent:.2f}",
+        f"{results:.2f}",
     )
 
 

@@ -24,11 +24,6 @@ _COLLECTIVE = re.compile(rf"({_KINDS})(-done)?")
 # What the parts of one collective have in common; newer compilers give all of them the same channel.
 _CHAIN = re.compile(r'\bchain_id="(\d+)"')
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
-# Groups of devices that communicate: written out, as [groups,size]<=[devices], or as axes of a mesh.
-_LISTED_GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
-_COUNTED_GROUPS = re.compile(r"replica_groups=\[\d+,(\d+)\]<=")
-_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
-_PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
 
 
 class _Instruction(NamedTuple):
@@ -106,12 +101,9 @@ def _count_trips(bodies: dict[str, _Body], loop: _Instruction) -> int:
 def read_collectives(text: str, times: int = 1) -> dict[str, Counter[str]]:
     """Add up the collectives of so many runs of a program, by kind; loops of unknown length count once.
 
-    count: executions. sent: bytes that a device sends to others, in a ring of the n devices that take part:
-    (n - 1) / n of what is gathered or scattered, twice that of an all-reduce, which is both.
+    count: executions. bytes: of the results, on a device.
     """
     bodies, entry = _read_computations(text)
-    partitions = _PARTITIONS.search(text.partition("\n")[0])
-    everybody = int(partitions[1]) if partitions else None
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     seen: set[tuple[str, str]] = set()
     for name, one, runs, is_part in _walk(bodies, entry, times):
@@ -121,20 +113,14 @@ def read_collectives(text: str, times: int = 1) -> dict[str, Counter[str]]:
         kind, ends = collective.groups()
         start = bodies[name].get(one.operands[0], one) if ends else one
         same = _CHAIN.search(start.rest) or _CHANNEL.search(start.rest)
-        devices, whole = _group_size(start.rest) or everybody, bytes_of(one.result)
         if kind == "all-reduce" and name.startswith("all-reduce-scatter"):
             kind = "reduce-scatter"  # each device keeps its part of the sum
-        else:
+        elif is_part and same:
             # A TPU runs a collective beside other work as several fusions, each of which repeats it.
-            if is_part and same:
-                if (kind, same[1]) in seen:
-                    continue
-                seen.add((kind, same[1]))
-            if kind == "reduce-scatter":
-                whole *= devices or 1
-        share = 1 - 1 / devices if devices and not kind.startswith("collective") else 1.0
-        sent = round(whole * share * (2 if kind == "all-reduce" else 1))
-        found[kind].update(count=runs, sent=runs * sent)
+            if (kind, same[1]) in seen:
+                continue
+            seen.add((kind, same[1]))
+        found[kind].update(count=runs, bytes=runs * bytes_of(one.result))
     return dict(sorted(found.items()))
 
 
@@ -147,21 +133,6 @@ def bytes_of(result: str) -> int:
         shape = [int(axis.lstrip("<=")) for axis in axes.split(",")] if axes else []
         total += max(1, int(bits or 8) // 8) * math.prod(shape)
     return total
-
-
-def _group_size(attributes: str) -> int | None:
-    """Return the number of devices of a group that a collective connects; None for all devices, or if not
-    told.
-    """
-    if listed := _LISTED_GROUPS.search(attributes):
-        return listed[1].count(",") + 1
-    if counted := _COUNTED_GROUPS.search(attributes):
-        return int(counted[1])
-    if mesh := _MESH_GROUPS.search(attributes):
-        sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", mesh[1])}
-        axes = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", mesh[2])  # 'x':(2)4 is a part of 4 of x
-        return math.prod(int(part) if part else sizes.get(name, 1) for name, part in axes)
-    return None
 
 
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')

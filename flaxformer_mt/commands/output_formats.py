@@ -1,4 +1,4 @@
-"""Formats of what `translate` and `score` write for a line: columns, n-best lists, Pharaoh alignments, JSON."""
+"""Formats of what `translate` and `score` write: columns, n-best lists, Pharaoh alignments, JSON lines."""
 
 import json
 import math

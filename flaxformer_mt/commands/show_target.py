@@ -242,7 +242,7 @@ def summarize_target(target: Mapping[str, Any]) -> str:
         f"{target['peak_gib']} GiB at its peak",
         f"Attention: {attention['kernel']} ({attention['reason']})",
     ]
-    columns = {"collective": "{kind}", "number": "{count:,}", "bytes sent": "{sent:,}"}
+    columns = {"collective": "{kind}", "number": "{count:,}", "bytes": "{bytes:,}"}
     rows = [{"kind": kind, **one} for kind, one in target["collectives"].items()]
     caption = "Collectives of an update, on each device:"
     parts.append(make_table(columns, rows, caption) if rows else f"{caption} none")

@@ -64,8 +64,7 @@ COLLECTIVES: dict[str, dict[str, int]] = {
     "one": {},
     "pmap 8": {"all-reduce": 1},
     "data 8": {"all-reduce": 1},
-    # Of parameters, all but the table twice; of their gradients; of the gradients of vectors, and of squares for
-    # the norm.
+    # Of parameters, all but the table twice; of gradients; of those of vectors, and of squares for the norm.
     "fsdp 8": {"all-gather": 33, "reduce-scatter": 17, "all-reduce": 3},
     # Of activations, of the rows of the whole batch.
     "tensor 8": {"all-reduce": 15},

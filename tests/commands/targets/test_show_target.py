@@ -45,7 +45,7 @@ def test_a_config_is_compiled_and_described(two_cpus):
     model = make_model(TINY.model, source_size=40, target_size=40)
     params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    assert {kind: one["sent"] for kind, one in result["collectives"].items()} == {
+    assert {kind: one["bytes"] for kind, one in result["collectives"].items()} == {
         "all-reduce": 4 * (count + 3)
     }
     text = summarize_target(result)
