@@ -5,6 +5,7 @@ import json
 import re
 import sys
 import textwrap
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,14 +26,6 @@ from flaxformer_mt.text_io.lines import check_writable
 from flaxformer_mt.tracking.progress_display import WorkProgress
 from flaxformer_mt.workers.worker_pool import choose_pool
 
-_SECTIONS = {
-    "data": "DataConfig",
-    "vocab": "VocabConfig",
-    "model": "ModelConfig",
-    "optim": "OptimConfig",
-    "train": "TrainConfig",
-    "search": "SearchConfig",
-}
 _WIDTH = 110
 
 # Pairs whose characters and scripts are looked at.
@@ -45,7 +38,9 @@ _PERCENTAGE = 99.9
 
 def format_config(summary: str, description: str, choices: Sequence[Choice]) -> str:
     """Return the text of a config file: each choice below its reason, or below the choice before."""
-    imported = sorted({"CleanConfig", "Config", *_SECTIONS.values()})
+    named = {choice.name.partition(".")[0] for choice in choices}
+    kinds = {name: kind.__name__ for name, kind in typing.get_type_hints(Config).items() if name in named}
+    imported = sorted({"CleanConfig", "Config", *kinds.values()})
     described = f"{summary}\n\n{description}".replace("\\", "\\\\").replace('"', '\\"')
     lines = [f'"""{described}', '"""', ""]
     lines += ["from flaxformer_mt.config import (", *(f"    {name}," for name in imported), ")", "", ""]
@@ -54,7 +49,7 @@ def format_config(summary: str, description: str, choices: Sequence[Choice]) -> 
         '    """Returns the config; `train --help` explains each field."""',
     ]
     lines += ["    return Config("]
-    for section, kind in _SECTIONS.items():
+    for section, kind in kinds.items():
         section_choices = [choice for choice in choices if choice.name.startswith(f"{section}.")]
         lines.append(f"        {section}={kind}(")
         for choice in section_choices:
