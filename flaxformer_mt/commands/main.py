@@ -47,6 +47,7 @@ from flaxformer_mt.errors import (
     name_urls,
     suggest,
 )
+from flaxformer_mt.scoring.metrics import define_scorers
 from flaxformer_mt.tracking.progress_display import WorkProgress
 
 # Commands that show no progress of their own.
@@ -388,29 +389,12 @@ def _run(arguments: list[str]) -> None:
     )
     if takes_config(command.options):
         validate(options.config)
-    if isinstance(options, command_options.ScorerOptions):
-        _define_scorers(options)
+    if isinstance(options, command_options.ScorerOptions) and options.scorer:
+        define_scorers(options.scorer, timeout=options.scorer_timeout)
     run = _run_in_processes if isinstance(options, command_options.ProcessOptions) else run_locally
     with WorkProgress(sys.stderr if name in _SILENT else None).part(f"{name} is at work"):
         result = run(command.run, options)
     _print_result(result, command.summarize, json=getattr(options, "json", False))
-
-
-def _define_scorers(options: command_options.ScorerOptions) -> None:
-    """Define what --scorer names, and refuse what nothing uses; `evaluate` defines and reports all."""
-    from flaxformer_mt.scoring.metrics import define_scorers
-
-    if not options.scorer and options.scorer_timeout != command_options.ScorerOptions.scorer_timeout:
-        raise UserError("--scorer_timeout has no effect without --scorer; leave it out")
-    if isinstance(options, command_options.EvaluateOptions):
-        return
-    used = options.list_used_scores()
-    for name in define_scorers(options.scorer, timeout=options.scorer_timeout):
-        if name not in used:
-            raise UserError(
-                f"--scorer defines {name}, which nothing uses; name it by {options.score_fields}, or leave "
-                "it out"
-            )
 
 
 def _program(command: str = "") -> str:

@@ -25,7 +25,6 @@ from flaxformer_mt.config.load_options import (
     SearchModelOptions,
     ShortlistOptions,
 )
-from flaxformer_mt.scoring.metrics import name_filtering_scores
 from flaxformer_mt.text_io.pair_table import PairRules
 
 # Marks an option of which each flag is one value: commas do not separate several.
@@ -92,13 +91,6 @@ class ScorerOptions:
     # Seconds to wait for an answer of a scorer's program.
     scorer_timeout: Annotated[float, above(0)] = 600.0
 
-    # Not a flag: where the other options name scores.
-    score_fields = "--rerank, --mbr, --metric or --clean_scores"
-
-    def list_used_scores(self) -> list[str | None]:
-        """Return the names in `score_fields`."""
-        return []
-
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingOptions:
@@ -127,17 +119,6 @@ class ExperimentOptions:
     run: Path
     # All settings of the experiment; --config.SECTION.FIELD=VALUE changes one of them.
     config: Config = field(default_factory=Config)
-
-
-@dataclass(frozen=True)
-class ScoredExperimentOptions(ScorerOptions, ExperimentOptions):
-    """Options of commands that start from a config which can name scorers."""
-
-    score_fields = "train.best_metric, search.rerank, search.mbr or data.clean.scores"
-
-    def list_used_scores(self) -> list[str | None]:
-        train, search, clean = self.config.train, self.config.search, self.config.data.clean
-        return [*train.metrics, search.rerank, search.mbr, *name_filtering_scores(clean.scores)]
 
 
 @dataclass(frozen=True)
@@ -173,7 +154,7 @@ class WorkerOptions(ProcessOptions):
 
 
 @dataclass(frozen=True)
-class TrainOptions(ProcessOptions, ScoredExperimentOptions):
+class TrainOptions(ProcessOptions, ScorerOptions, ExperimentOptions):
     """Trains the model that a config describes, or resumes a run from its last checkpoint."""
 
     # Number of updates to record in RUN/profile, for TensorBoard or Perfetto. None: no trace.
@@ -188,7 +169,7 @@ class TrainOptions(ProcessOptions, ScoredExperimentOptions):
 
 
 @dataclass(frozen=True)
-class PrepareOptions(ScoredExperimentOptions, JsonOptions):
+class PrepareOptions(ScorerOptions, ExperimentOptions, JsonOptions):
     """Prepares the data set, the vocabulary and the token ids, and reports statistics of the data."""
 
     # ---- workers ----
@@ -393,9 +374,6 @@ class TranslateOptions(
     # existing FILE.partial is kept, and the command ends with an error.
     overwrite: bool = False
 
-    def list_used_scores(self) -> list[str | None]:
-        return [self.rerank, self.mbr]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreOptions(
@@ -497,9 +475,6 @@ class CorpusOptions(PairRules, FileTranslationOptions):
     # are kept, and the command ends with an error.
     overwrite: bool = False
 
-    def list_used_scores(self) -> list[str | None]:
-        return [self.rerank, self.mbr, *name_filtering_scores(self.clean_scores)]
-
 
 @dataclass(frozen=True, kw_only=True)
 class BacktranslateOptions(CorpusOptions):
@@ -532,9 +507,6 @@ class DistilOptions(CorpusOptions):
     # With --targets=nbest, the score of a sentence by which the closest translation is chosen: bleu, chrf,
     # chrf++, ter, or what --scorer defines.
     metric: str = "bleu"
-
-    def list_used_scores(self) -> list[str | None]:
-        return [*super().list_used_scores(), self.metric]
 
 
 @dataclass(frozen=True)

@@ -307,11 +307,6 @@ def read_filters(texts: Sequence[str], where: str) -> list[ScoreFilter]:
     return filters
 
 
-def name_filtering_scores(texts: Sequence[str]) -> list[str]:
-    """Return the names of the scores in texts such as "kiwi>=0.4", whether these can be read or not."""
-    return [name for text in texts for name in re.findall(r"^\s*([\w+-]+)", text)]
-
-
 class ResampledScore(NamedTuple):
     """A system's score on a set of sentences, and on resampled sets of the same sentences.
 

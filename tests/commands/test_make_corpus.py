@@ -188,7 +188,6 @@ def test_pairs_are_left_out_by_scores_and_chosen_by_scorers(monkeypatch, capfd):
     capfd.readouterr()
     for flags, message in (
         ([*command, "--clean_scores=size>6"], "--clean_scores has 'size>6'; give NAME>=SCORE"),
-        ([*command], "--scorer defines size, which nothing uses"),
         ([*COMMAND, "--output=o", "--clean_scores=sice>=3"], "--clean_scores names the score 'sice'"),
         ([*distil, "--metric=blue", "--overwrite"], "--metric names the score 'blue', which is not defined"),
         ([*distil[:4], "--metric=chrf", "--overwrite"], "--metric=chrf has no effect with --targets=best"),

@@ -196,9 +196,7 @@ def test_translations_are_reranked_and_wrong_scorers_are_one_line(tiny_run, tmp_
             "--rerank is size, but --method is greedy, which has no list",
         ),
         (["--rerank_weight=1"], "--rerank_weight 1.0 has no effect without search.rerank"),
-        ([scorer], "--scorer defines size, which nothing uses; name it by --rerank"),
         (["--rerank=size", scorer, scorer], "--scorer defines size twice"),
-        (["--scorer_timeout=5"], "--scorer_timeout has no effect without --scorer"),
         (["--mbr=chfr"], "search.mbr names the score 'chfr'"),
         (["--rerank=size", "--scorer=size=false"], "scorer size (false) ended with status 1 after 0 of "),
     ):
