@@ -1,6 +1,5 @@
 """Every flag of every command with each of its choices and with odd values: a value or one line of error."""
 
-import dataclasses
 import json
 import typing
 from pathlib import Path
@@ -11,7 +10,7 @@ from flaxformer_mt.commands.flags import list_flag_types, parse_flags
 from flaxformer_mt.commands.main import COMMANDS, main
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.field_values import read_value, replace_fields
-from flaxformer_mt.config.files import read_config
+from flaxformer_mt.config.files import flatten, read_config
 from flaxformer_mt.errors import UserError
 
 ODD = ["", " ", "9" * 400, "\udcff", "\0", "ａｕｔｏ", "[]", "{}", "~nobody/x", "⅕"]
@@ -24,17 +23,6 @@ def list_choices(kind: object) -> list[object]:
     if typing.get_origin(kind) is typing.Literal:
         return list(typing.get_args(kind))
     return [choice for argument in typing.get_args(kind) for choice in list_choices(argument)]
-
-
-def list_fields(section: object, prefix: str = "") -> dict[str, object]:
-    found = {}
-    for field in dataclasses.fields(section):
-        value = getattr(section, field.name)
-        if dataclasses.is_dataclass(value):
-            found |= list_fields(value, f"{prefix}{field.name}.")
-        else:
-            found[prefix + field.name] = value
-    return found
 
 
 def read(text: str, kind: object, flag: str) -> tuple[object, str]:
@@ -59,10 +47,10 @@ def test_every_flag_takes_its_choices_and_answers_odd_values(command):
 
 
 def test_every_field_answers_odd_values_of_json():
-    for name, default in list_fields(Config()).items():
+    for name, default in flatten(Config()).items():
         for value in ODD_JSON:
             try:
-                found = list_fields(replace_fields(Config(), {name: value}, "config"))[name]
+                found = flatten(replace_fields(Config(), {name: value}, "config"))[name]
             except UserError as error:
                 assert f"config.{name}" in str(error), (name, value)
                 continue

@@ -9,8 +9,6 @@ import time
 
 import pytest
 
-from flaxformer_mt.commands.launch import launch
-
 # Allocates and frees an array of 64 MB in another thread, and prints the page faults of doing it again.
 PROGRAM = """
 import resource, sys, threading
@@ -46,19 +44,6 @@ def test_freed_memory_is_used_again_by_few_cores_unless_the_user_has_chosen(
     program = [sys.executable, "-c", PROGRAM.format(root=str(pytestconfig.rootpath), cores=cores)]
     done = subprocess.run(program, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     assert (int(done.stdout) < 1000) == kept  # of 16,384 pages
-
-
-@pytest.mark.parametrize(("words", "keeps"), [(["train"], True), (["translate", "--run=train"], False)])
-def test_only_training_keeps_memory(monkeypatch, words, keeps):
-    called = []
-    monkeypatch.setattr("flaxformer_mt.commands.launch.keep_memory", lambda: called.append(True))
-    monkeypatch.setattr("flaxformer_mt.commands.launch._watch_for_interrupts", lambda grace: None)
-    monkeypatch.setattr("flaxformer_mt.commands.main.main", lambda arguments: 0)
-    monkeypatch.setattr(sys, "argv", ["flaxformer-mt", *words])
-    for arguments in (words, None):
-        with pytest.raises(SystemExit):
-            launch(arguments)
-    assert called == [True, True] * keeps
 
 
 # A command that compiles for minutes: in another thread, or in the main one, where Python gets no word in.

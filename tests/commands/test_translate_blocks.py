@@ -1,4 +1,4 @@
-"""`translate` and `distil` by worker processes and by Ray: the bytes of one process, whoever is killed."""
+"""`translate` by worker processes and by Ray: the bytes of one process, whoever is killed."""
 
 import json
 import multiprocessing
@@ -96,15 +96,6 @@ def test_a_command_resumes_with_and_without_workers(command, monkeypatch, capfd)
         assert main([*command, "--output=out", "--resume", *second]) == 0
         assert Path("out").read_bytes() == Path("alone").read_bytes()
         Path("out").unlink()
-
-
-def test_pairs_are_those_of_one_process(tiny_run, tiny_text, capfd):
-    flags = [f"--input={tiny_text / 'train.xx'}", "--window=32"]
-    for folder, workers in (("alone", []), ("other", ["--workers=1"])):
-        assert main(["distil", f"--run={tiny_run}", *flags, f"--output={folder}", *workers]) == 0
-    for name in ("translations.txt", "train.tsv", "report.json"):
-        assert Path("other", name).read_bytes() == Path("alone", name).read_bytes(), name
-    capfd.readouterr()
 
 
 def test_ray_writes_the_bytes_of_one_process(command, capfd):
