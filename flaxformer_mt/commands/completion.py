@@ -10,28 +10,26 @@ from flaxformer_mt.errors import UserError
 # A script calls `_words COMMAND FLAG` for what may follow: without a flag, the flags; without both, commands.
 # In bash, `--flag=value` is three words; in zsh, which has the functions of bash, it is one.
 _BASH = """
-_flaxformer_mt() {{
-  local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} command= flag= prefix=
-  ((COMP_CWORD > 1)) && command=${{COMP_WORDS[1]}}
-  if [[ $word == --*=* ]]; then flag=${{word%%=*}} prefix=${{word%%=*}}= word=${{word#*=}}
+_flaxformer_mt() {
+  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} command= flag= prefix=
+  ((COMP_CWORD > 1)) && command=${COMP_WORDS[1]}
+  if [[ $word == --*=* ]]; then flag=${word%%=*} prefix=${word%%=*}= word=${word#*=}
   elif [[ $word == = ]]; then flag=$before word=
-  elif [[ $before == = ]]; then flag=${{COMP_WORDS[COMP_CWORD-2]}}
+  elif [[ $before == = ]]; then flag=${COMP_WORDS[COMP_CWORD-2]}
   elif [[ $word != -* && $before == --* ]]; then flag=$before
   elif [[ $word != -* && $command ]]; then return
   fi
   COMPREPLY=($(compgen -P "$prefix" -W "$(_flaxformer_mt_words "$command" "$flag")" -- "$word"))
   [[ $prefix && ! $COMPREPLY ]] && COMPREPLY=($(PREFIX=$word; compgen -P "$prefix" -f))
-}}
-_flaxformer_mt_words() {{
+}
+_flaxformer_mt_words() {
   case "$1 $2" in
-{cases}
+CASES
   esac
-}}
+}
 complete -o default -F _flaxformer_mt flaxformer-mt
 """
 _ZSH = "autoload -Uz bashcompinit && bashcompinit"
-_FISH = "complete -c flaxformer-mt -n '__fish_seen_subcommand_from {command}' -l {flag} {values}"
-_FISH_COMMANDS = "complete -c flaxformer-mt -n __fish_use_subcommand -xa '{commands}'"
 
 
 def format_completion(shells: Sequence[str], kinds: Mapping[str, type]) -> str:
@@ -49,15 +47,17 @@ def format_completion(shells: Sequence[str], kinds: Mapping[str, type]) -> str:
     }
     commands = " ".join([*kinds, "--help", "--version"])
     if shells[0] == "fish":
-        lines = [_FISH_COMMANDS.format(commands=commands)]
+        begin = "complete -c flaxformer-mt -n"
+        lines = [f"{begin} __fish_use_subcommand -xa '{commands}'"]
         for (command, flag), found in choices.items():
             values = "" if found is None else f"-xa '{found}'" if found else "-r"
-            lines.append(_FISH.format(command=command, flag=flag.removeprefix("--"), values=values))
+            name = flag.removeprefix("--")
+            lines.append(f"{begin} '__fish_seen_subcommand_from {command}' -l {name} {values}")
         return "\n".join(lines)
     words = {" ": commands} | {f"{command} ": " ".join(types) for command, types in flags.items()}
     words |= {f"{command} {flag}": found for (command, flag), found in choices.items() if found}
     cases = "\n".join(f"    '{key}') echo '{found}' ;;" for key, found in words.items())
-    return (_ZSH if shells[0] == "zsh" else "") + _BASH.format(cases=cases)
+    return (_ZSH if shells[0] == "zsh" else "") + _BASH.replace("CASES", cases)
 
 
 def _list_choices(kind: Any) -> list[str]:

@@ -251,9 +251,9 @@ def check_equal(first: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 def _make_jax_engine(
-    *,
     runs: Sequence[tuple[Path, LoadOptions]],
     languages: Mapping[str, str],
+    *,
     warm_up: int,
     define: Callable[[], object],
 ) -> "Engine | PivotEngines":
@@ -365,8 +365,8 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
     form, annotations = choose_format(options)
     make_engine = functools.partial(
         _make_jax_engine,
-        runs=runs,
-        languages=languages,
+        runs,
+        languages,
         warm_up=n_best * options.warm_up,
         define=functools.partial(define_scorers, options.scorer, timeout=options.scorer_timeout),
     )
