@@ -114,16 +114,13 @@ def summarize_doctor(report: dict[str, Any]) -> str:
     lines += [
         f"  {extra['for']}: {extra['get']}" for extra in report["extras"].values() if not extra["installed"]
     ]
-    for size in report.get("programs", ()):
-        if size is report["programs"][0]:
-            lines += ["", "programs of translate and serve, three for each size:"]
-        slots, source, target = (
-            size[name] for name in ("slots_of_a_device", "source_tokens", "target_tokens")
-        )
-        lines.append(
-            f"  {slots} sentences at a time on a device, of up to {source} source and {target} target tokens "
-            f"({size['sentences']})"
-        )
+    if report.get("programs"):
+        lines += ["", "programs of translate and serve, three for each size:"]
+    lines += [
+        "  {slots_of_a_device} sentences at a time on a device, of up to {source_tokens} source and "
+        "{target_tokens} target tokens ({sentences})".format_map(size)
+        for size in report.get("programs", ())
+    ]
     return "\n".join([*lines, "", *(report["problems"] or ["no problems found"])])
 
 

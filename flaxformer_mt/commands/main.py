@@ -139,7 +139,7 @@ def _average(options: command_options.AverageOptions) -> object:
 def _plot(options: command_options.PlotOptions) -> object:
     from flaxformer_mt.commands.plot import plot
 
-    return plot(options.run, source=options.source, output=options.output, checkpoint=options.checkpoint)
+    return plot(options)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from flaxformer_mt.atomic_file import write_atomically
+from flaxformer_mt.commands.options import PlotOptions
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config
@@ -36,13 +37,11 @@ _DOTS_PER_INCH = 150
 Figures = dict[str, Any]
 
 
-def plot(
-    run_dir: Path, *, source: str = "", output: Path | None = None, checkpoint: str | None = None
-) -> dict[str, Any]:
+def plot(options: PlotOptions) -> dict[str, Any]:
     """Plot the training of a run, and the attention over a sentence if one is given; return JSON values."""
-    run_dir = open_copy(run_dir)
+    run_dir, source, checkpoint = open_copy(options.run), options.source, options.checkpoint
     config = read_config(run_dir / "config.json")
-    output = run_dir / "plots" if output is None else output
+    output = options.output or run_dir / "plots"
     if output.exists() and not output.is_dir():
         raise UserError(f"output {output} is a file, but the figures need a folder; give another path")
     check_writable(output)

@@ -744,7 +744,7 @@ def test_closed_streams(closed, status, said):
 
 
 def test_too_little_memory_is_one_line(capfd, monkeypatch):
-    monkeypatch.setattr(plot, "plot", lambda run, **options: np.empty(1 << 57))
+    monkeypatch.setattr(plot, "plot", lambda options: np.empty(1 << 57))
     assert main(["plot", "--run=run"]) == 2
     error = capfd.readouterr().err
     assert re.fullmatch(
