@@ -40,7 +40,8 @@ def score_file(options: ScoreOptions) -> None:
         if options.source is not None:
             source = files.enter_context(open_lines(options.source, invalid_utf8=options.invalid_utf8))
         target = files.enter_context(open_lines(options.target, invalid_utf8=options.invalid_utf8))
-        scorer = Scorer.load(options.run, LoadOptions.of(options, search))
+        long_lines = "cut" if options.long_lines == "cut" else "split"  # which Scorer refuses
+        scorer = Scorer.load(options.run, LoadOptions.of(options, search), long_lines=long_lines)
         write = files.enter_context(open_output(options.output))
         quiet, total = is_on_screen(options.output), count_lines(options.target)
         progress = files.enter_context(Throughput(total=total, quiet=quiet))

@@ -108,28 +108,6 @@ def test_a_command_without_checkpoints_says_so(tmp_path):
 STAGES = "datasets: {toy_de_en: x}\nstages: [s]\ns: [toy_de_en 1]\nmodifiers: [UpperCase: 0.1]\n"
 
 
-@pytest.mark.parametrize(
-    ("flag", "words"),
-    [
-        ("noise.inline=1.5", ["data.noise.inline is 1.5", "from 0 to 1"]),
-        ("noise.typos=often", ["data.noise.typos is 'often'", "it must be a finite number"]),
-        ("noise.typo=0.1", ["unknown flag", "did you mean --config.data.noise.typos"]),
-        ("stages=absent.yaml", ["data.stages: absent.yaml cannot be read"]),
-        ("stages={folder}/wrong.yaml", ["has the modifier Retokenize; supported are UpperCase"]),
-        ("stages={folder}/other.yaml", ["data.stages: stage s names other", "toy_de_en"]),
-    ],
-)
-def test_a_wrong_value_gets_one_line(tmp_path, capfd, flag, words):
-    (tmp_path / "wrong.yaml").write_text(STAGES.replace("UpperCase", "Retokenize"), encoding="utf-8")
-    (tmp_path / "other.yaml").write_text(STAGES.replace("toy_de_en", "other"), encoding="utf-8")
-    given = f"--config.data.{flag.format(folder=tmp_path)}"
-    assert main(["prepare", f"--run={tmp_path / 'run'}", "--config=toy_de_en", given]) == 2
-    out, err = capfd.readouterr()
-    assert not out and err.startswith("error: ") and err.count("\n") == 1, err
-    assert all(word in err for word in words), err
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_file_of_stages_is_part_of_the_config(tmp_path, capsys):
     (tmp_path / "stages.yaml").write_text(f"{STAGES}seed: 7\n", encoding="utf-8")
     flags = [f"--config.data.stages={tmp_path / 'stages.yaml'}"]
