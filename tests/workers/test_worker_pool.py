@@ -124,9 +124,9 @@ def test_an_error_of_the_blocks_is_raised_when_those_before_are_done(tmp_path):
 def test_workers_that_die_while_they_start_are_counted(tmp_path):
     results, _, error = work_on(tmp_path, [0], dies_at_start=True)
     assert not results and isinstance(error, UserError)
-    assert "3 workers, one after the other, have died while they started" in str(error)
+    assert "block 0: 3 workers, one after the other, have died while they started or worked" in str(error)
     assert "the last one was ended by SIGKILL" in str(error)
-    assert 3 <= len(list(tmp_path.glob("start.*"))) <= 4  # two at a time
+    assert 3 <= len(list(tmp_path.glob("start.*"))) <= 4  # of the second worker too
 
 
 def test_an_address_where_nobody_listens_is_refused_at_once():
