@@ -13,10 +13,11 @@ import urllib.request
 
 import numpy as np
 import pytest
+from starlette.exceptions import HTTPException
 
 from flaxformer_mt.commands.server.languages import find_models, list_languages
 from flaxformer_mt.commands.server.model_thread import ModelThread
-from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest
+from flaxformer_mt.commands.server.request_fields import TextRequest
 from flaxformer_mt.commands.server.translated_files import TranslatedFiles
 from flaxformer_mt.commands.server.translations import DirectedModel, add_pivots, direct
 from flaxformer_mt.config import DataConfig
@@ -185,7 +186,7 @@ def test_the_oldest_files_are_dropped():
     names = [files.keep("123456", ending=".txt", target="yy") for _ in range(3)]
     assert files.fetch(names[2]) == b"123456"
     for name in names[:2]:
-        with pytest.raises(Refusal):
+        with pytest.raises(HTTPException):
             files.fetch(name)
 
 
@@ -642,5 +643,5 @@ def test_the_language_of_a_text_is_that_of_the_surest_model(serve, slow, slow_th
     for asked in ("zh-Hant", "zh_Hant", "ZH-HANT"):
         assert find_models(dict.fromkeys(pairs, 1), asked, "EN") == {"zh-Hant": 1}
     for source, target in [("zh", "en"), ("de-AT", "en"), ("de", "en-US")]:
-        with pytest.raises(Refusal, match=f"no model translates from '{source}' to '{target}'"):
+        with pytest.raises(HTTPException, match=f"no model translates from '{source}' to '{target}'"):
             find_models(dict.fromkeys(pairs, 1), source, target)
