@@ -3,6 +3,7 @@
 Every request that fails is answered with {"error": MESSAGE}, and leaves one line in the log.
 """
 
+import functools
 import importlib.resources
 import time
 import traceback
@@ -53,11 +54,10 @@ def make_app(
     models: dict[Pair, DirectedModel], options: ServeOptions, *, keys: Collection[str] = (), log: Log
 ) -> Starlette:
     server = _Server(models, options, frozenset(key.encode() for key in keys), log)
-    routes = [
-        Route(path, server.answer_errors(path, endpoint), methods=["GET" if fields is None else "POST"])
-        for path, (endpoint, fields) in server.operations.items()
-    ]
-    routes.append(Route("/", server.answer_errors("/", server.show_page)))
+    routes = [Route("/", functools.partial(server.answer, "/", server.show_page))]
+    for path, (endpoint, fields) in server.operations.items():
+        answer = functools.partial(server.answer, path, endpoint)
+        routes.append(Route(path, answer, methods=["GET" if fields is None else "POST"]))
     # Without it, pages of other servers cannot read answers; their forms are refused in `read_body`.
     sharing = Middleware(
         CORSMiddleware,
@@ -96,25 +96,21 @@ class _Server:
             "/spec": (self.specify, None),
         }
 
-    def answer_errors(self, path: str, endpoint: Endpoint) -> Endpoint:
-        """Return an endpoint that answers errors too, and counts all requests by `path`."""
-
-        async def answer(request: Request) -> Response:
-            start = time.monotonic()
-            try:
-                hosts = self._options.allowed_hosts
-                if hosts and (host := request.url.hostname) not in hosts:
-                    told = f"the host {host!r:.80} is none of --allowed_hosts={','.join(hosts)}"
-                    raise HTTPException(400, told)
-                response = await endpoint(request)
-            except Exception as error:
-                response = self._answer_error(request, error)
-            self._metrics.requests.labels(path, response.status_code).inc()
-            if path == "/translate" and response.status_code == 200:
-                self._metrics.seconds.observe(time.monotonic() - start)
-            return response
-
-        return answer
+    async def answer(self, path: str, endpoint: Endpoint, request: Request) -> Response:
+        """Answer a request, also with an error, and count it by `path`."""
+        start = time.monotonic()
+        try:
+            hosts = self._options.allowed_hosts
+            if hosts and (host := request.url.hostname) not in hosts:
+                told = f"the host {host!r:.80} is none of --allowed_hosts={','.join(hosts)}"
+                raise HTTPException(400, told)
+            response = await endpoint(request)
+        except Exception as error:
+            response = self._answer_error(request, error)
+        self._metrics.requests.labels(path, response.status_code).inc()
+        if path == "/translate" and response.status_code == 200:
+            self._metrics.seconds.observe(time.monotonic() - start)
+        return response
 
     async def refuse_path(self, request: Request, error: Exception) -> Response:
         """Answer a path or a method that has no route."""
@@ -157,8 +153,8 @@ class _Server:
                 "responses": {"200": {"description": "The answer"}, "default": error},
             }
             if "{name}" in path:
-                name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-                described["parameters"] = [name]
+                place = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+                described["parameters"] = [place]
             if fields is not None:
                 schema = {"schema": fields.model_json_schema()}
                 forms = (PARTS,) if fields is FileRequest else (JSON, FORM, PARTS)

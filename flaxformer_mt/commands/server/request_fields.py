@@ -153,7 +153,9 @@ async def read_body(request: Request, options: ServeOptions, keys: Collection[by
     # A form of another site's page, which a browser sends without asking.
     if request.headers.get("sec-fetch-site") == "cross-site":
         if not {"*", request.headers.get("origin")} & set(options.cors):
-            raise HTTPException(403, "a page of another site asks; its origin is none of --cors of this server")
+            raise HTTPException(
+                403, "a page of another site asks; its origin is none of --cors of this server"
+            )
     if (coding := request.headers.get("content-encoding", "identity")) != "identity":
         raise HTTPException(400, f"the Content-Encoding is {coding:.20}; send the body as it is")
     # A character takes at most 12 bytes, as an escape, and the other fields take little.
