@@ -44,25 +44,17 @@ def kill_at(patch, count: int) -> None:
 def survive(monkeypatch, action, check) -> int:
     """Runs `action` with death at its first, second, ... change, and checks each time; returns the deaths."""
     for count in itertools.count():
+        died = False
         with monkeypatch.context() as patch:
             kill_at(patch, count)
             try:
                 action()
             except Killed:
                 died = True
-            else:
-                died = False
         check(died)
         if not died:
             return count
     raise AssertionError("unreachable")
-
-
-def test_a_sealed_folder_is_sound_and_keeps_its_facts(tmp_path):
-    write_folder(tmp_path / "x", "ä\n")
-    assert manifest.find_damage(tmp_path / "x") == ""
-    assert manifest.read_metadata(tmp_path / "x") == {"text": "ä\n", "list": [1, None]}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["x"]
 
 
 def test_killed_while_writing_leaves_the_old_or_the_new(tmp_path, monkeypatch):
@@ -73,17 +65,15 @@ def test_killed_while_writing_leaves_the_old_or_the_new(tmp_path, monkeypatch):
             assert manifest.find_damage(final) == ""
         manifest.sweep_folders(tmp_path)
         assert manifest.find_damage(final) == ""
-        assert manifest.read_metadata(final)["text"] == ("old" if died and not renamed() else "new")
+        text = (final / "sub" / "deep" / "a.txt").read_text()
+        assert manifest.read_metadata(final) == {"text": text, "list": [1, None]}
+        assert text == "new" or (died and text == "old")
         assert [path.name for path in tmp_path.iterdir()] == ["7"]
         if died:
             write_folder(final, "old")
 
-    def renamed() -> bool:
-        return (final / "sub" / "deep" / "a.txt").read_text() == "new"
-
     write_folder(final, "old")
     assert survive(monkeypatch, lambda: write_folder(final, "new"), check) > 10
-    assert renamed()
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -205,7 +195,7 @@ def test_every_changed_byte_is_noticed(tmp_path):
         assert manifest.find_damage(folder) == ""
 
 
-def test_damage_says_what_is_wrong(tmp_path):
+def test_damage_says_what_is_wrong(tmp_path, monkeypatch):
     folder = tmp_path / "x"
     write_folder(folder, "text")
     (folder / "sub" / "deep" / "a.txt").write_text("tex")
@@ -219,13 +209,10 @@ def test_damage_says_what_is_wrong(tmp_path):
     assert manifest.find_damage(folder) == "file manifest.json is missing"
     with pytest.raises(ValueError, match="missing"):
         manifest.read_metadata(folder)
-
-
-def test_another_format_is_not_read_as_if_it_were_ours(tmp_path, monkeypatch):
-    monkeypatch.setattr(manifest, "MANIFEST_FORMAT", 2)
-    write_folder(tmp_path / "x", "text")
-    monkeypatch.setattr(manifest, "MANIFEST_FORMAT", 1)
-    assert manifest.find_damage(tmp_path / "x") == (
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "MANIFEST_FORMAT", 2)
+        write_folder(folder, "text")
+    assert manifest.find_damage(folder) == (
         "file manifest.json has format 2, but this version of flaxformer_mt reads format 1"
     )
 
