@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -46,13 +46,6 @@ _WAIT = 0.1
 _STALE_SECONDS = 24 * 3600
 
 Result = TypeVar("Result")
-
-
-class FileDigest(TypedDict):
-    """Size and digest of a file, as a manifest lists them."""
-
-    bytes: int
-    blake2b: str
 
 
 class BuildStopped(Exception):
@@ -142,7 +135,7 @@ def _claim(folder: Path, stop: threading.Event | None) -> Iterator[Path | None]:
                 time.sleep(_WAIT)
                 continue
             except file_lock.FileHasNoLock:
-                yield begin_folder(folder, unique=True)
+                yield begin_folder(folder)
                 return
             if os.path.lexists(folder):  # it was finished in the meantime
                 with contextlib.suppress(OSError):
@@ -210,20 +203,18 @@ def new_folder(final: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def begin_folder(final: Path, *, unique: bool = False) -> Path:
-    """Create the empty hidden folder in which `final` is written; a `unique` name is used only once."""
-    suffix = f"-{secrets.token_hex(8)}" if unique else ""
-    temporary = final.with_name(_WRITING + final.name + suffix)
-    _delete(temporary)
-    temporary.mkdir(parents=True)
-    return temporary
+def begin_folder(final: Path) -> Path:
+    """Create the empty hidden folder in which `final` is written; no other process has its name."""
+    partial = final.with_name(f"{_WRITING}{final.name}-{secrets.token_hex(8)}")
+    partial.mkdir(parents=True)
+    return partial
 
 
 def digest_files(
     folder: Path, *, wanted: Callable[[str], bool] = lambda name: True, sync: bool = True
-) -> dict[str, FileDigest]:
-    """Flush the files to disk; return their digests by their names relative to `folder`."""
-    files: dict[str, FileDigest] = {}
+) -> dict[str, Any]:
+    """Flush the files to disk; return their sizes and digests by their names relative to `folder`."""
+    files: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and wanted(name):
@@ -239,7 +230,7 @@ def seal_folder(
     metadata: Any,
     *,
     wanted: Callable[[str], bool] = lambda name: True,
-    written: Mapping[str, FileDigest] = MappingProxyType({}),
+    written: Mapping[str, Any] = MappingProxyType({}),
     sync: bool = True,
 ) -> None:
     """Flush all `wanted` files to disk, then write the manifest, with JSON values, that lists them.
@@ -255,14 +246,13 @@ def seal_folder(
         sync_directory(directory)
 
 
-def publish_folder(final: Path, written: Path | None = None) -> None:
-    """Rename the sealed folder `written`, by default `.writing-NAME`, to `final`, replacing that."""
-    temporary = final.with_name(_WRITING + final.name) if written is None else written
+def publish_folder(sealed: Path, final: Path) -> None:
+    """Rename a sealed folder to `final`, replacing that."""
     replaced = final.with_name(_REPLACED + final.name)
     if os.path.lexists(final):
         _delete(replaced)
         os.rename(final, replaced)
-    os.rename(temporary, final)
+    os.rename(sealed, final)
     sync_directory(final.parent)
     _delete(replaced)
     remote_runs.publish(final)

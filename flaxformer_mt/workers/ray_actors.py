@@ -6,6 +6,8 @@ Ray chooses their machines, and shows each of them its own accelerator. It resta
 import contextlib
 import logging
 import os
+import re
+import socket
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +20,8 @@ from flaxformer_mt.workers.worker_process import Answer, BlockFunction, WorkerLo
 
 # The resources of Ray that are accelerators.
 _ACCELERATORS = ("GPU", "TPU")
+# Seconds that the head of a cluster gets to accept a connection; Ray itself tries for minutes.
+_PATIENCE = 10.0
 
 
 class _Function(BlockFunction):
@@ -62,11 +66,13 @@ def open_cluster(
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     local: dict[str, Any] = {"num_cpus": count, "include_dashboard": False} if address == "local" else {}
     try:
+        if place := re.fullmatch(r"(?:ray://)?\[?(.*?)\]?:(\d+)", address):
+            socket.create_connection((place[1], int(place[2])), timeout=_PATIENCE).close()
         with warnings.catch_warnings():
             # JAX warns of forks. Ray's end at once in other programs, its servers.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             ray.init(address, logging_level=logging.ERROR, log_to_driver=False, **local)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, OverflowError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"--ray={address}: there is no such Ray cluster ({reason}); start one with "

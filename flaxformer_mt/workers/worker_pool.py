@@ -9,7 +9,6 @@ import contextlib
 import functools
 import itertools
 import queue
-import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -25,8 +24,6 @@ TRIES = 3
 # Blocks for each worker that are read before the first of them is yielded: its own, and one while that is the
 # last to be done. So memory is bounded, and no worker waits for the others.
 _AHEAD = 2
-# Seconds that the head of a Ray cluster gets to accept a connection; Ray itself tries for minutes.
-_PATIENCE = 10.0
 
 
 class PoolOptions(NamedTuple):
@@ -69,7 +66,6 @@ def open_workers(make: Callable[[], Callable[[Any], Any]], pool: PoolOptions) ->
         if pool.ray is not None:
             with importing("ray", what=f"--ray={pool.ray}"):
                 from flaxformer_mt.workers.ray_actors import open_cluster
-            check_reachable(pool.ray)
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # for messages that Ray prints
             start, count = stack.enter_context(open_cluster(make, pool.ray, count))
         assert count is not None
@@ -148,20 +144,3 @@ class _WorkerPool:
         for worker in self._workers.values():
             worker.stop()
         self._threads.shutdown(cancel_futures=True)
-
-
-def check_reachable(address: str) -> None:
-    """Raise UserError unless somebody answers at HOST:PORT or ray://HOST:PORT.
-
-    What is no such address, as auto and local, is left to Ray.
-    """
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not (host and port.isdecimal()):
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise UserError(
-            f"--ray={address}: nobody answers there ({error}); start a cluster with `ray start --head`, "
-            "which prints its address, or give --ray=local for one on this machine"
-        ) from error

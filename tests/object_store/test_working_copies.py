@@ -84,7 +84,7 @@ def test_a_run_is_the_same_on_another_machine(open_elsewhere, monkeypatch):
     (reader.root / "left over").write_text("x")
     (reader.root / "metrics.jsonl").write_text("changed here")
     writer.publish(write_checkpoint(writer, 6, "six"))
-    writer.withdraw(writer.root / "checkpoints" / "5")
+    writer.remove("checkpoints/5")
     before = (reader.root / "config.json").stat()
     reader.refresh(reader.root)
     assert (reader.root / "config.json").stat() == before
@@ -104,7 +104,7 @@ def change_facts(copy: _Copy) -> None:
         (lambda copy: copy.publish(write_checkpoint(copy, 6, "new")), {"5": "old"}, {"5": "old", "6": "new"}),
         (lambda copy: copy.publish(write_checkpoint(copy, 5, "new")), {}, {"5": "new"}),
         (change_facts, {"5": "old"}, {"5": "old, scored"}),
-        (lambda copy: copy.withdraw(copy.root / "checkpoints" / "5"), {"5": "old"}, {}),
+        (lambda copy: copy.remove("checkpoints/5"), {"5": "old"}, {}),
     ],
     ids=["new", "again", "facts", "withdrawn"],
 )

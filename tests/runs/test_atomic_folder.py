@@ -22,7 +22,7 @@ def write_folder(final: Path, text: str) -> None:
     (folder / "sub" / "deep" / "a.txt").write_text(text)
     (folder / "b.bin").write_bytes(bytes(range(256)))
     manifest.seal_folder(folder, {"text": text, "list": [1, None]})
-    manifest.publish_folder(final)
+    manifest.publish_folder(folder, final)
 
 
 def kill_at(patch, count: int) -> None:

@@ -2,9 +2,11 @@
 
 import functools
 import os
+import re
 import socket
 import subprocess
 import sys
+import types
 import warnings
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from mortal_work import begun, make_mortal_work
 
 from flaxformer_mt.errors import FlaxformerWarning, UserError
-from flaxformer_mt.workers.worker_pool import PoolOptions, check_reachable, open_workers
+from flaxformer_mt.workers.worker_pool import PoolOptions, open_workers
 
 HERE = Path(__file__).parent
 MODULES = f"{HERE}:{HERE.parents[1]}"
@@ -129,12 +131,27 @@ def test_workers_that_die_while_they_start_are_counted(tmp_path):
     assert 3 <= len(list(tmp_path.glob("start.*"))) <= 4  # of the second worker too
 
 
-def test_an_address_where_nobody_listens_is_refused_at_once():
+def test_an_address_where_nobody_listens_is_refused_at_once(monkeypatch):
+    """By Ray, or before it tries for minutes; here it is a module without a cluster."""
+    ray, exceptions = types.ModuleType("ray"), types.ModuleType("ray.exceptions")
+    ray.init = lambda address, **options: (_ for _ in ()).throw(ConnectionError("Ray was asked"))
+    exceptions.RayActorError = Exception
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", exceptions)
+    monkeypatch.delitem(sys.modules, "flaxformer_mt.workers.ray_actors", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}", "auto", "local", "anything"):
-            check_reachable(address)
+        addresses = [f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}", "auto", "local", "anything"]
+        problems = {address: refuse(address) for address in addresses}
+    assert all("(Ray was asked); start one" in problem for problem in problems.values())
     for address in (f"127.0.0.1:{port}", f"ray://[::1]:{port}", "127.0.0.1:99999", "no host:80"):
-        with pytest.raises(UserError, match=r"^--ray=.*: nobody answers there .* --ray=local") as caught:
-            check_reachable(address)
-        assert "\n" not in str(caught.value) and address in str(caught.value)
+        assert "Ray was asked" not in refuse(address)
+    sys.modules.pop("flaxformer_mt.workers.ray_actors", None)
+
+
+def refuse(address: str) -> str:
+    start = f"--ray={re.escape(address)}: there is no such Ray cluster .*--ray=local"
+    with pytest.raises(UserError, match=f"^{start}") as caught, open_workers(dict, PoolOptions(2, address)):
+        pass
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
