@@ -31,7 +31,7 @@ def test_mistakes_are_named(tiny_run, tmp_path, capsys):
     for flags, named in [
         (["--port=70000"], "65535"),
         ([f"--api_key_file={keys}"], "has no key"),
-        ([f"--api_key_file={keys}x"], "cannot be read"),
+        ([f"--api_key_file={keys}x"], "does not exist; did you mean"),
         (["--host=256.0.0.1"], "cannot listen"),
         (["--cors=https://example.org/"], "--cors has 'https://example.org/'"),
         (["--cors=*,localhost:3000"], "--cors has 'localhost:3000'"),
