@@ -76,35 +76,28 @@ def test_a_form_is_read_in_linear_time():
         assert growth(read, lambda size, mark=mark: part(b"name=q", mark * size)) < 1.6
 
 
-@pytest.mark.parametrize(
-    ("body", "kind"),
-    [
-        (b"{", JSON),
-        (b"[1]", JSON),
-        (b"[" * 100_000, JSON),
-        (b'{"q": "\xff"}', JSON),
-        (b'{"q": "\\ud800"}', JSON),
-        (b"q=%ff", FORM),
-        (b"&a=1" * 20_000, FORM),
-        (b"no parts", PARTS),
-        (b"--x\r\n\r\nno name\r\n--x--\r\n", PARTS),
-        (part(b"name=q", b"\xff") + b"--x--", PARTS),
-        (b"q=a", "text/plain"),
-        (b"q=a", ""),
-        (b"--x--", "multipart/form-data"),
-    ],
-)
-def test_bodies_that_are_refused(body, kind):
-    with pytest.raises(HTTPException) as refused:
-        read_fields(body, kind)
-    assert refused.value.status_code == 400 and "\n" not in str(refused.value)
-
-
-def test_a_body_in_another_charset_is_told_so():
-    for kind in (JSON, FORM):
-        text = '{"q": "ä"}' if kind == JSON else "q=ä"
-        with pytest.raises(HTTPException, match=f"not {kind} in UTF-8, but with charset=iso-8859-1: "):
-            read_fields(text.encode("latin-1"), f"{kind}; charset=ISO-8859-1")
+def test_bodies_that_are_refused():
+    latin = "not {} in UTF-8, but with charset=iso-8859-1: ".format
+    for body, kind, named in [
+        (b"{", JSON, "the body is not application/json: "),
+        (b"[1]", JSON, "the body is not a JSON object"),
+        (b"[" * 100_000, JSON, "the body is not application/json: "),
+        (b'{"q": "\xff"}', JSON, "the body is not application/json: "),
+        (b'{"q": "\\ud800"}', JSON, "the body is not application/json: "),
+        (b'{"q": "\xe4"}', f"{JSON}; charset=ISO-8859-1", latin(JSON)),
+        (b"q=%ff", FORM, "the body is not application/x-www-form-urlencoded: "),
+        (b"q=\xe4", f"{FORM}; charset=ISO-8859-1", latin(FORM)),
+        (b"&a=1" * 20_000, FORM, "the body is not application/x-www-form-urlencoded: "),
+        (b"no parts", PARTS, "the body is not multipart/form-data: "),
+        (b"--x\r\n\r\nno name\r\n--x--\r\n", PARTS, "the body is not multipart/form-data: "),
+        (part(b"name=q", b"\xff") + b"--x--", PARTS, "the field q is not UTF-8 text: "),
+        (b"q=a", "text/plain", "the content type is text/plain; send"),
+        (b"q=a", "", "the content type is missing; send"),
+        (b"--x--", "multipart/form-data", "the body is not multipart/form-data: "),
+    ]:
+        with pytest.raises(HTTPException, match=named) as refused:
+            read_fields(body, kind)
+        assert refused.value.status_code == 400 and "\n" not in str(refused.value)
     assert read_fields(b'{"q": "a"}', f"{JSON}; charset=iso-8859-1") == {"q": "a"}
 
 
