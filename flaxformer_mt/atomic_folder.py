@@ -5,7 +5,7 @@ opened, and built again if it is damaged. Checkpoints use the functions below it
 
 A folder NAME is written as `.writing-NAME`, or as `.writing-NAME-` with a random number, sealed with its
 manifest (file names, sizes and digests), and renamed to NAME. An older NAME that it replaces is called
-`.replaced-NAME` between the two renames. A folder to delete is called `.removed-NAME` while its files are
+`.replaced-NAME` between the two renames. A folder to delete is called `.removed-NAME-` while its files are
 deleted. A process killed at any moment therefore leaves hidden folders, which `sweep_folders` removes, and
 every visible folder is complete. In the copy of a run in an object store, the folder is then uploaded, and
 so is its removal.
@@ -187,9 +187,8 @@ def new_folder(final: Path) -> Iterator[Path]:
 
     Nothing of a user's is replaced, and of two commands that make `final`, the first to end does.
     """
-    partial = final.with_name(f".{final.name}.{secrets.token_hex(4)}")
     try:
-        partial.mkdir(parents=True)
+        partial = begin_folder(final)
     except OSError as error:
         raise UserError(f"cannot write to {final.parent}: {error.strerror}; give another folder") from error
     try:
@@ -265,11 +264,8 @@ def replace_metadata(folder: Path, metadata: dict[str, Any]) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete `folder` after hiding it, so that a process killed meanwhile leaves only a hidden folder."""
-    removed = folder.with_name(_REMOVED + folder.name)
-    _delete(removed)
-    os.rename(folder, removed)
-    _delete(removed)
+    """Delete a folder of a run; a process killed meanwhile leaves only a hidden folder."""
+    discard(folder)
     remote_runs.withdraw(folder)
 
 
