@@ -65,13 +65,16 @@ class Line(NamedTuple):
         """Whether the translation must have an alignment of words, which its tags are placed by."""
         return self.marked is not None and bool(self.marked.items)
 
+    def find_sentences(self, language: str) -> tuple[int, ...] | None:
+        return None if self.marked is None else self.marked.find_sentences(language)
+
     def fill(self, translations: Iterator[Translation]) -> str:
         translation = next(translations)
         if self.marked is None:
             return translation.text
         alignment, starts = translation.alignment or (), translation.sentence_starts
         text = put_back(self.marked, translation.text, alignment, starts)
-        tags = [*self.tags] if self.apart else self.tags  # which all lines of a menu share
+        tags: Any = [*self.tags] if self.apart else self.tags  # which all lines of a menu share
         for place, template in self.apart:
             tags[place] = (template.fill(translations),) * 2
         return _restore(text, tags)

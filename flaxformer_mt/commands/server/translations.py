@@ -167,8 +167,8 @@ async def _translate_lines(
     """Translate lines together, as requests with these options; if this is cancelled, so are they."""
     context = model.context if documents is not False else 0
     texts = Documents([line.text for line in lines], context)
-    marked, language = [line.marked for line in lines], model.source_language or ""
-    starts = await asyncio.to_thread(lambda: [one and one.find_sentences(language) for one in marked])
+    language = model.source_language or ""
+    starts = await asyncio.to_thread(lambda: [line.find_sentences(language) for line in lines])
     for_markup = options.annotations._replace(alignments="words", for_markup=True)
     requests = [
         dataclasses.replace(

@@ -77,16 +77,14 @@ def test_a_form_is_read_in_linear_time():
 
 
 def test_bodies_that_are_refused():
-    latin = "not {} in UTF-8, but with charset=iso-8859-1: ".format
     for body, kind, named in [
         (b"{", JSON, "the body is not application/json: "),
         (b"[1]", JSON, "the body is not a JSON object"),
         (b"[" * 100_000, JSON, "the body is not application/json: "),
         (b'{"q": "\xff"}', JSON, "the body is not application/json: "),
         (b'{"q": "\\ud800"}', JSON, "the body is not application/json: "),
-        (b'{"q": "\xe4"}', f"{JSON}; charset=ISO-8859-1", latin(JSON)),
+        (b'{"q": "\xe4"}', f"{JSON}; charset=ISO-8859-1", "the body is not application/json: "),
         (b"q=%ff", FORM, "the body is not application/x-www-form-urlencoded: "),
-        (b"q=\xe4", f"{FORM}; charset=ISO-8859-1", latin(FORM)),
         (b"&a=1" * 20_000, FORM, "the body is not application/x-www-form-urlencoded: "),
         (b"no parts", PARTS, "the body is not multipart/form-data: "),
         (b"--x\r\n\r\nno name\r\n--x--\r\n", PARTS, "the body is not multipart/form-data: "),
