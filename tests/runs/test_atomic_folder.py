@@ -262,15 +262,6 @@ def test_a_build_that_goes_on_is_not_removed_though_its_files_look_a_day_old(tmp
     assert {path.name for path in tmp_path.iterdir()} == {"x", "y"}
 
 
-def test_two_new_folders_of_one_name_leave_the_first_that_ends(tmp_path):
-    final = tmp_path / "new"
-    with pytest.raises(UserError, match=r"new cannot be written: Directory not empty; give another folder"):
-        with manifest.new_folder(final) as second, manifest.new_folder(final) as first:
-            (first / "a").write_text("first")
-            (second / "a").write_text("second")
-    assert (final / "a").read_text() == "first" and list(tmp_path.iterdir()) == [final]
-
-
 def test_a_full_disk_leaves_no_new_folder_and_is_named(tmp_path):
     with pytest.raises(OSError, match="No space left") as caught, manifest.new_folder(tmp_path / "new"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
