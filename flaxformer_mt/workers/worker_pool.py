@@ -32,10 +32,6 @@ class PoolOptions(NamedTuple):
     workers: int | None = None
     ray: str | None = None
 
-    def for_work(self, blocks: float, *, least: int) -> "PoolOptions":
-        """Return these, or no workers for fewer blocks than `least`: their start would take longer."""
-        return NO_POOL if blocks < least else self
-
 
 NO_POOL = PoolOptions()
 
