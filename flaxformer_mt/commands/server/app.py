@@ -102,8 +102,8 @@ class _Server:
         try:
             hosts = self._options.allowed_hosts
             if hosts and (host := request.url.hostname) not in hosts:
-                told = f"the host {host!r:.80} is none of --allowed_hosts={','.join(hosts)}"
-                raise HTTPException(400, told)
+                message = f"the host {host!r:.80} is none of --allowed_hosts={','.join(hosts)}"
+                raise HTTPException(400, message)
             response = await endpoint(request)
         except Exception as error:
             response = self._answer_error(request, error)

@@ -51,8 +51,8 @@ def find_models(models: Mapping[Pair, Model], source: str, target: str) -> dict[
     }
     if not matches:
         known = ", ".join(f"{first}-{second}" for first, second in models)
-        told = f"no model translates from {source!r:.20} to {target!r:.20}; this server has {known}"
-        raise HTTPException(400, told)
+        message = f"no model translates from {source!r:.20} to {target!r:.20}; this server has {known}"
+        raise HTTPException(400, message)
     return matches
 
 

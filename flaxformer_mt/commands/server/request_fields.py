@@ -210,8 +210,8 @@ def read_fields(body: bytes, content_type: str, query: str = "") -> dict[str, An
         elif kind == PARTS:
             pairs = _read_parts(body, content_type)
         elif body or not query:
-            told = f"the content type is {kind or 'missing'}; send {JSON}, {FORM} or {PARTS}"
-            raise HTTPException(400, told)
+            message = f"the content type is {kind or 'missing'}; send {JSON}, {FORM} or {PARTS}"
+            raise HTTPException(400, message)
     except ValueError as error:
         raise HTTPException(400, f"the body is not {kind}: {first_line(error)}") from error
     return _collect(pairs) | _collect(urllib.parse.parse_qsl(query, keep_blank_values=True))

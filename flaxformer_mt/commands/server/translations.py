@@ -137,8 +137,8 @@ class Translations:
         if lines > most:
             raise HTTPException(413, f"q has {lines} lines; this server takes {most}; send several requests")
         if waiting + lines > most:
-            told = f"{waiting} lines wait, and this server lets {most} wait; try again in a moment"
-            raise HTTPException(429, told, {"Retry-After": "1"})
+            message = f"{waiting} lines wait, and this server lets {most} wait; try again in a moment"
+            raise HTTPException(429, message, {"Retry-After": "1"})
         self.num_waiting += lines
         try:
             yield
@@ -196,11 +196,11 @@ async def _detect(text: str, choices: Mapping[str, DirectedModel]) -> list[dict[
     models = (model._replace(then=None) for model in choices.values())
     answers = await asyncio.gather(*(_translate_lines(model, [sample], Request("")) for model in models))
     means = [math.exp(answer.log_prob / max(1, len(answer.tokens))) for (answer,) in answers]
-    found = [
+    guesses = [
         {"confidence": round(100 * mean / sum(means), 1), "language": language}
         for language, mean in zip(choices, means, strict=True)
     ]
-    return sorted(found, key=lambda one: -one["confidence"])
+    return sorted(guesses, key=lambda one: -one["confidence"])
 
 
 def _answer_text(
