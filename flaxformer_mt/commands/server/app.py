@@ -174,7 +174,8 @@ class _Server:
         return JSONResponse(await self._translate(request, fields))
 
     async def _translate(self, request: Request, fields: dict[str, Any]) -> dict[str, Any]:
-        wanted = TextRequest.read(fields, most_characters=self._options.max_characters)
+        wanted = TextRequest.read(fields)
+        wanted.check_size(self._options.max_characters, wanted.glossary)
         work = self._translations.translate(wanted)
         answer = await answer_in_time(request, work, self._options.timeout)
         self._metrics.lines.inc(sum(text.count("\n") + 1 for text in wanted.texts))
@@ -184,7 +185,7 @@ class _Server:
     async def translate_file(self, request: Request) -> Response:
         """Translate a file; the answer is the address of the translation."""
         fields = await read_body(request, self._options, self._keys)
-        wanted = FileRequest.read(fields, most_characters=self._options.max_characters)
+        wanted = FileRequest.read(fields)
         ending = find_ending(wanted.file.name)
         answer = await self._translate(
             request, fields | {"q": wanted.file.text, "format": FORMATS[ending][0]}
@@ -206,7 +207,8 @@ class _Server:
     async def detect(self, request: Request) -> Response:
         """Guess the language of a text, among the languages of the server."""
         fields = await read_body(request, self._options, self._keys)
-        wanted = DetectionRequest.read(fields, most_characters=self._options.max_characters)
+        wanted = DetectionRequest.read(fields)
+        wanted.check_size(self._options.max_characters)
         work = self._translations.detect(wanted.texts)
         guesses = await answer_in_time(request, work, self._options.timeout)
         return JSONResponse(guesses if isinstance(wanted.q, list) else guesses[0])

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 import python_multipart
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     Field,
     InstanceOf,
     ValidationError,
@@ -26,8 +25,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from flaxformer_mt.commands.options import ServeOptions
-from flaxformer_mt.errors import UserError, first_line
-from flaxformer_mt.translation.glossary import Glossary
+from flaxformer_mt.errors import first_line
 
 Answer = TypeVar("Answer")
 JSON, FORM, PARTS = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
@@ -41,18 +39,6 @@ class UploadedFile(NamedTuple):
     text: str
 
 
-def _read_glossary(text: object) -> Glossary:
-    if not isinstance(text, str):
-        raise HTTPException(400, f"the field glossary is {text!r:.40}; it must be text")
-    try:
-        return Glossary.read(text.split("\n"), "the field glossary")
-    except UserError as error:
-        raise HTTPException(400, str(error)) from error
-
-
-_Glossary = Annotated[
-    InstanceOf[Glossary], BeforeValidator(_read_glossary), WithJsonSchema({"type": "string"})
-]
 _File = Annotated[InstanceOf[UploadedFile], WithJsonSchema({"type": "string", "format": "binary"})]
 
 
@@ -72,16 +58,8 @@ class Fields(BaseModel):
         }
 
     @classmethod
-    def read(cls, fields: Mapping[str, Any], *, most_characters: int) -> Self:
+    def read(cls, fields: Mapping[str, Any]) -> Self:
         """Return the request that has these fields, or refuse it."""
-        texts = fields["q"] if isinstance(fields.get("q"), list) else [fields.get("q")]
-        glossary = fields.get("glossary")
-        total = sum(len(text) for text in (*texts, glossary) if isinstance(text, str))
-        if max(total, len(texts)) > most_characters:
-            what = f"{len(texts)} texts{' and the glossary' if glossary else ''}"
-            raise HTTPException(
-                413, f"q has {total} characters in {what}; this server takes {most_characters}"
-            )
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
@@ -95,6 +73,12 @@ class DetectionRequest(Fields):
     def texts(self) -> tuple[str, ...]:
         return tuple(self.q) if isinstance(self.q, list) else (self.q,)
 
+    def check_size(self, most: int, glossary: str | None = None) -> None:
+        total = sum(map(len, (*self.texts, glossary or "")))
+        if max(total, len(self.texts)) > most:
+            what = f"{len(self.texts)} texts{' and the glossary' if glossary else ''}"
+            raise HTTPException(413, f"q has {total} characters in {what}; this server takes {most}")
+
 
 class _TranslationRequest(Fields):
     source: str = Field(description="Code of the language of the text, as in GET /languages, or auto.")
@@ -104,7 +88,7 @@ class _TranslationRequest(Fields):
         description="Whether lines are read with the lines before them in the text, up to a blank one. "
         "By default, models that were trained with data.context do so.",
     )
-    glossary: _Glossary | None = Field(
+    glossary: str | None = Field(
         None, description="Terms, one per line: source term, tab, target term. In a form, it may be a file."
     )
 

@@ -17,6 +17,7 @@ from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import Direction, find_directions
 from flaxformer_mt.corpus.documents import Documents
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.pivot import PivotLine
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import Annotations, Translation
@@ -96,12 +97,6 @@ class Translations:
         # What grows with a text runs in a thread: this one answers all clients.
         read = read_html if request.format == "html" else read_text
         templates = [await asyncio.to_thread(read, text) for text in request.texts]
-        options = Request(
-            "",
-            n_best=max(request.alternatives + 1, request.n_best or 1),
-            annotations=Annotations(alignments=request.alignments, attention=request.attention),
-            glossary=request.glossary,
-        )
 
         async def translate_text(text: str, template: Template) -> dict[str, Any]:
             most_likely, *_ = await _detect(text, choices)
@@ -112,6 +107,7 @@ class Translations:
 
         async with self._reserve(sum(len(template.lines) for template in templates)):
             try:
+                options = _make_options(request)
                 filled = await asyncio.gather(*map(translate_text, request.texts, templates))
             except UserError as error:
                 if request.glossary is None:
@@ -159,6 +155,17 @@ def _check(request: TextRequest, models: Collection[DirectedModel]) -> None:
             raise HTTPException(400, f"the field {name} is {asked}; the search keeps enough for {largest}")
     if request.documents and not all(model.context for model in models):
         raise HTTPException(400, "the field documents is true, but a model reads each line alone")
+
+
+def _make_options(request: TextRequest) -> Request:
+    """Return what is asked of each line. Raises UserError for a wrong glossary."""
+    glossary = request.glossary
+    return Request(
+        "",
+        n_best=max(request.alternatives + 1, request.n_best or 1),
+        annotations=Annotations(alignments=request.alignments, attention=request.attention),
+        glossary=None if glossary is None else Glossary.read(glossary.split("\n"), "the field glossary"),
+    )
 
 
 async def _translate_lines(

@@ -93,7 +93,7 @@ def test_terms_of_a_glossary_are_in_the_translation(serving, translator):
         ("ba\tNU\nba\tMI", "line 2, translates 'ba' as 'MI', but line 1 as 'NU'"),
         ("# none\n", "the field glossary has no terms"),
         ("ba\t\ud800", "the body is not application/json: "),
-        ({"ba": "NU"}, "the field glossary is {'ba': 'NU'}; it must be text"),
+        ({"ba": "NU"}, "the field glossary is {'ba': 'NU'}: Input should be a valid string"),
         ("ba\t" + "NU " * 40, "line 1 requires 1 phrases of up to"),
     ]:
         status, answer = serving.translate("ba", glossary=glossary)

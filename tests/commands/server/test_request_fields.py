@@ -15,7 +15,6 @@ JSON, FORM, PARTS = (
     "application/x-www-form-urlencoded",
     "multipart/form-data; boundary=x",
 )
-MOST = 10
 
 
 def part(head: bytes, content: bytes) -> bytes:
@@ -33,13 +32,13 @@ def test_json_and_forms_give_the_same_request():
     }
     expected = TextRequest(q="ä b", source="de", target="en", alternatives=2, scores=True)
     for kind, body in bodies.items():
-        assert TextRequest.read(read_fields(body.encode(), kind), most_characters=MOST) == expected, kind
+        assert TextRequest.read(read_fields(body.encode(), kind)) == expected, kind
     with_mark = b'\xef\xbb\xbf{"q": ["a"]}'  # as editors and PowerShell write it
     assert read_fields(with_mark, JSON) == {"q": ["a"]}
     assert read_fields(b"q=\xc3\xa4&q=b", FORM) == {"q": ["ä", "b"]}, "curl -d sends letters as they are"
     none = {"q": "", "source": "de", "target": "en", "format": "", "alternatives": None, "n_best": None}
     none |= {"scores": "", "alignments": False, "attention": None, "documents": None, "glossary": ""}
-    assert TextRequest.read(none, most_characters=MOST) == TextRequest(q="", source="de", target="en")
+    assert TextRequest.read(none) == TextRequest(q="", source="de", target="en")
 
 
 def test_the_query_of_the_address_has_fields_where_the_body_is_no_json():
@@ -115,10 +114,11 @@ def test_fields_that_are_refused():
         (400, "valid integer", {"n_best": "two"}),
         (400, "'words' or 'pieces'", {"alignments": "letters"}),
         (400, "scores is 3: Input should be a valid boolean", {"scores": 3}),
-        (400, "glossary is 7; it must be text", {"glossary": 7}),
+        (400, "glossary is 7: Input should be a valid string", {"glossary": 7}),
         (400, "alignments is pieces", {"format": "html", "alignments": "pieces"}),
     ]:
         fields = {name: value for name, value in {**good, **changes}.items() if value is not ...}
         with pytest.raises(HTTPException, match=named) as refused:
-            TextRequest.read(fields, most_characters=MOST)
+            request = TextRequest.read(fields)
+            request.check_size(10, request.glossary)
         assert refused.value.status_code == status
