@@ -109,17 +109,6 @@ class TextRequest(_TranslationRequest, DetectionRequest):
     )
     attention: bool = Field(False, description="Describe the attention weights of each hypothesis.")
 
-    @property
-    def describes(self) -> bool:
-        """Whether the answer has the field `hypotheses`."""
-        return self.n_best is not None or self.scores or self.attention or self.alignments is not None
-
-    @model_validator(mode="after")
-    def _check_alignments(self) -> "TextRequest":
-        if (self.format, self.alignments) == ("html", "pieces"):
-            raise HTTPException(400, "the field alignments is pieces; with format html it must be words")
-        return self
-
 
 def _explain(error: ValidationError, kind: type[Fields]) -> str:
     """Return what is wrong with the first wrong field."""

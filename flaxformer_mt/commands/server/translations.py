@@ -144,6 +144,8 @@ class Translations:
 
 def _check(request: TextRequest, models: Collection[DirectedModel]) -> None:
     """Refuse what one of the models that may translate a request does not do."""
+    if request.alignments == "pieces" and request.format == "html":
+        raise HTTPException(400, "the field alignments is pieces; with format html it must be words")
     if request.alignments == "pieces" and any(model.then for model in models):
         raise HTTPException(400, "the field alignments is pieces; through a pivot language it must be words")
     most = min(model.most_hypotheses for model in models)
@@ -222,7 +224,7 @@ def _answer_text(
             template.fill([one.n_best[rank] if rank < len(one.n_best) else one for one in answers])
             for rank in range(1, min(count, request.alternatives) + 1)
         ]
-    if request.describes:
+    if request.n_best is not None or request.scores or request.attention or request.alignments is not None:
         fields["hypotheses"] = [_describe_line(model, one, request) for one in answers]
     return fields
 

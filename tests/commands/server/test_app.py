@@ -202,6 +202,7 @@ def test_every_failure_has_its_status_and_one_line_in_the_log(serving):
         (413, "/translate", {"q": "\n" * 400, **LANGUAGES}, "401 lines"),
         (413, "/translate", b"x" * 200_000, "200000 bytes"),
         (400, "/translate", {"q": "a", "alternatives": 2, **LANGUAGES}, "1"),
+        (400, "/translate", {"q": "a", "format": "html", "alignments": "pieces", **LANGUAGES}, "with format"),
         (400, "/detect", {}, "q is missing"),
         (404, "/nothing" + "x" * 5000, None, "Not Found"),
         (405, "/translate", None, "GET"),
