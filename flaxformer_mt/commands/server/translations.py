@@ -94,6 +94,7 @@ class Translations:
         """
         choices = find_models(self._models, request.source, request.target)
         _check(request, choices.values())
+        options = _make_options(request)
         # What grows with a text runs in a thread: this one answers all clients.
         read = read_html if request.format == "html" else read_text
         templates = [await asyncio.to_thread(read, text) for text in request.texts]
@@ -107,7 +108,6 @@ class Translations:
 
         async with self._reserve(sum(len(template.lines) for template in templates)):
             try:
-                options = _make_options(request)
                 filled = await asyncio.gather(*map(translate_text, request.texts, templates))
             except UserError as error:
                 if request.glossary is None:
@@ -160,14 +160,16 @@ def _check(request: TextRequest, models: Collection[DirectedModel]) -> None:
 
 
 def _make_options(request: TextRequest) -> Request:
-    """Return what is asked of each line. Raises UserError for a wrong glossary."""
-    glossary = request.glossary
-    return Request(
-        "",
-        n_best=max(request.alternatives + 1, request.n_best or 1),
-        annotations=Annotations(alignments=request.alignments, attention=request.attention),
-        glossary=None if glossary is None else Glossary.read(glossary.split("\n"), "the field glossary"),
-    )
+    """Return what is asked of each line."""
+    glossary = None
+    if request.glossary is not None:
+        try:
+            glossary = Glossary.read(request.glossary.split("\n"), "the field glossary")
+        except UserError as error:
+            raise HTTPException(400, str(error)) from error
+    annotations = Annotations(alignments=request.alignments, attention=request.attention)
+    n_best = max(request.alternatives + 1, request.n_best or 1)
+    return Request("", n_best=n_best, annotations=annotations, glossary=glossary)
 
 
 async def _translate_lines(
