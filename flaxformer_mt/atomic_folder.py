@@ -5,7 +5,7 @@ opened, and built again if it is damaged. Checkpoints use the functions below it
 
 A folder NAME is written as `.writing-NAME`, or as `.writing-NAME-` with a random number, sealed with its
 manifest (file names, sizes and digests), and renamed to NAME. An older NAME that it replaces is called
-`.replaced-NAME` between the two renames. A folder to delete is called `.removed-NAME` while its files are
+`.replaced-NAME` between the two renames. A folder to delete is called `.removed-NAME-` while its files are
 deleted. A process killed at any moment therefore leaves hidden folders, which `sweep_folders` removes, and
 every visible folder is complete. In the copy of a run in an object store, the folder is then uploaded, and
 so is its removal.
@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -46,13 +46,6 @@ _WAIT = 0.1
 _STALE_SECONDS = 24 * 3600
 
 Result = TypeVar("Result")
-
-
-class FileDigest(TypedDict):
-    """Size and digest of a file, as a manifest lists them."""
-
-    bytes: int
-    blake2b: str
 
 
 class BuildStopped(Exception):
@@ -142,7 +135,7 @@ def _claim(folder: Path, stop: threading.Event | None) -> Iterator[Path | None]:
                 time.sleep(_WAIT)
                 continue
             except file_lock.FileHasNoLock:
-                yield begin_folder(folder, unique=True)
+                yield begin_folder(folder)
                 return
             if os.path.lexists(folder):  # it was finished in the meantime
                 with contextlib.suppress(OSError):
@@ -194,9 +187,8 @@ def new_folder(final: Path) -> Iterator[Path]:
 
     Nothing of a user's is replaced, and of two commands that make `final`, the first to end does.
     """
-    partial = final.with_name(f".{final.name}.{secrets.token_hex(4)}")
     try:
-        partial.mkdir(parents=True)
+        partial = begin_folder(final)
     except OSError as error:
         raise UserError(f"cannot write to {final.parent}: {error.strerror}; give another folder") from error
     try:
@@ -210,20 +202,18 @@ def new_folder(final: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def begin_folder(final: Path, *, unique: bool = False) -> Path:
-    """Create the empty hidden folder in which `final` is written; a `unique` name is used only once."""
-    suffix = f"-{secrets.token_hex(8)}" if unique else ""
-    temporary = final.with_name(_WRITING + final.name + suffix)
-    _delete(temporary)
-    temporary.mkdir(parents=True)
-    return temporary
+def begin_folder(final: Path) -> Path:
+    """Create the empty hidden folder in which `final` is written; no other process has its name."""
+    partial = final.with_name(f"{_WRITING}{final.name}-{secrets.token_hex(8)}")
+    partial.mkdir(parents=True)
+    return partial
 
 
 def digest_files(
     folder: Path, *, wanted: Callable[[str], bool] = lambda name: True, sync: bool = True
-) -> dict[str, FileDigest]:
-    """Flush the files to disk; return their digests by their names relative to `folder`."""
-    files: dict[str, FileDigest] = {}
+) -> dict[str, Any]:
+    """Flush the files to disk; return their sizes and digests by their names relative to `folder`."""
+    files: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and wanted(name):
@@ -239,7 +229,7 @@ def seal_folder(
     metadata: Any,
     *,
     wanted: Callable[[str], bool] = lambda name: True,
-    written: Mapping[str, FileDigest] = MappingProxyType({}),
+    written: Mapping[str, Any] = MappingProxyType({}),
     sync: bool = True,
 ) -> None:
     """Flush all `wanted` files to disk, then write the manifest, with JSON values, that lists them.
@@ -255,14 +245,13 @@ def seal_folder(
         sync_directory(directory)
 
 
-def publish_folder(final: Path, written: Path | None = None) -> None:
-    """Rename the sealed folder `written`, by default `.writing-NAME`, to `final`, replacing that."""
-    temporary = final.with_name(_WRITING + final.name) if written is None else written
+def publish_folder(sealed: Path, final: Path) -> None:
+    """Rename a sealed folder to `final`, replacing that."""
     replaced = final.with_name(_REPLACED + final.name)
     if os.path.lexists(final):
         _delete(replaced)
         os.rename(final, replaced)
-    os.rename(temporary, final)
+    os.rename(sealed, final)
     sync_directory(final.parent)
     _delete(replaced)
     remote_runs.publish(final)
@@ -275,11 +264,8 @@ def replace_metadata(folder: Path, metadata: dict[str, Any]) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete `folder` after hiding it, so that a process killed meanwhile leaves only a hidden folder."""
-    removed = folder.with_name(_REMOVED + folder.name)
-    _delete(removed)
-    os.rename(folder, removed)
-    _delete(removed)
+    """Delete a folder of a run; a process killed meanwhile leaves only a hidden folder."""
+    discard(folder)
     remote_runs.withdraw(folder)
 
 

@@ -76,7 +76,7 @@ def clean(
     hashes = np.zeros((len(split), 2), np.uint64)
     sentences = np.zeros((len(split), 2), np.uint64) if digests else None
     make = functools.partial(CheckBlocks, rules, actions, split.languages, digests)
-    pool = pool.for_work(len(split) / BLOCK, least=_FEW_BLOCKS)
+    pool = NO_POOL if len(split) / BLOCK < _FEW_BLOCKS else pool
     with (
         progress.part(f"checking {split.name}", total=len(split)) as count,
         open_workers(make, pool) as map_blocks,

@@ -190,7 +190,7 @@ def _write_arrays(
     count: Callable[[int], object],
 ) -> dict[str, str]:
     """Write the arrays, from the last chunk that is known to be on the disk; return their types."""
-    workers = pool.for_work(len(pairs) / CHUNK, least=_FEW_CHUNKS)
+    workers = NO_POOL if len(pairs) / CHUNK < _FEW_CHUNKS else pool
     # In this process, SentencePiece's own threads do the work of workers.
     threads = -1 if workers == NO_POOL and pool.workers != 1 else 1
     columns = {name: column for name, column in pairs.columns.items() if column.key}

@@ -1,8 +1,8 @@
 """The lock of a run in an object store: one object .lock with the owner of the run and the time.
 
 The owner writes it again every few seconds. Whoever finds a lock whose owner gives no sign of life for a
-minute, or has died on this machine, takes it over. The old owner, should it still live, finds another owner
-in it before it publishes anything further, and ends.
+minute takes it over. The old owner, should it still live, finds another owner in it before it publishes
+anything further, and ends.
 """
 
 import json
@@ -11,7 +11,6 @@ import secrets
 import socket
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.errors import UserError, warn_user
@@ -27,8 +26,6 @@ class OwnerLock:
         """Take the lock, at once or after the silence of an owner that no longer lives."""
         self._store, self._end = store, threading.Event()
         self._me = {"host": socket.gethostname(), "process": os.getpid(), "token": secrets.token_hex(8)}
-        # A process number means nothing on another machine, in another container or after a restart.
-        self._me["machine"] = _name_machine()
         self._await_silence()
         try:
             self._store.write(NAME, self._content(), mode="create" if self._read() is None else "overwrite")
@@ -65,19 +62,17 @@ class OwnerLock:
                 continue  # whoever publishes next says what is wrong
 
     def _await_silence(self) -> None:
-        first, start = self._read(), time.monotonic()
-        while (owner := self._read()) is not None and not _has_died(owner):
+        if (first := self._read()) is None:
+            return
+        who = f"{self._store.url} was last trained by {_describe(first)}"
+        warn_user(f"{who}; waiting up to {SILENCE:.0f} s for it to show that it lives")
+        end = time.monotonic() + SILENCE
+        while time.monotonic() < end and (owner := self._read()) is not None:
             if owner != first:
                 raise UserError(
                     f"{self._store.url} is being trained by {_describe(owner)}; wait until it ends, or give "
                     "another --run=DIR"
                 )
-            waited = time.monotonic() - start
-            if waited >= SILENCE:
-                break
-            if waited < BEAT / 15:
-                who = f"{self._store.url} was last trained by {_describe(owner)}"
-                warn_user(f"{who}; waiting up to {SILENCE:.0f} s for it to show that it lives")
             time.sleep(BEAT / 10)
 
     def _content(self) -> bytes:
@@ -95,18 +90,3 @@ class OwnerLock:
 
 def _describe(owner: dict[str, Any]) -> str:
     return f"process {owner['process']} on host {owner['host']}" if "process" in owner else "another process"
-
-
-def _name_machine() -> str:
-    """Name this boot of this machine, and the processes that can be seen here; "" if it cannot be told."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
-
-
-def _has_died(owner: dict[str, Any]) -> bool:
-    """Whether the owner was a process of this very machine that lives no more."""
-    here = owner.get("machine") and owner.get("machine") == _name_machine()
-    return bool(here) and not Path(f"/proc/{owner.get('process')}").exists()

@@ -14,6 +14,7 @@ A process that is killed leaves objects that nobody sees; the next owner of the 
 """
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -24,7 +25,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Concatenate, ParamSpec
+from typing import Any, BinaryIO
 
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.files import user_cache_dir
@@ -52,9 +53,6 @@ class Mirror:
         # Of each file that equals its object: the version of the object, and size and time of the file.
         self.equal: dict[str, list[str | int]] = {}
 
-    def look(self, below: str = "") -> None:
-        self.objects = self.store.list(below)
-
     def is_equal(self, name: str) -> bool:
         """Whether file and object are both as they were when one was copied to the other."""
         path = self.root / name
@@ -70,7 +68,7 @@ class Mirror:
         """Upload files, and look at the store again."""
         names = list(names)
         self.store.upload((self.root / name, name) for name in names)
-        self.look()
+        self.objects = self.store.list()
         self.note(names)
 
     def note(self, names: Iterable[str]) -> None:
@@ -88,8 +86,6 @@ def cache_of(url: str) -> Path:
     digest = hashlib.blake2b(os.fsencode(url), digest_size=8).hexdigest()
     return user_cache_dir().resolve() / "stores" / digest
 
-
-P = ParamSpec("P")
 
 _CONFIG, _MANIFEST = "config.json", "/manifest.json"
 _CHECKPOINTS, _WRITING = "checkpoints/", "checkpoints/.writing-"
@@ -110,7 +106,7 @@ class _Copy(Mirror):
 
     def refresh(self, folder: Path) -> None:
         if self.owner_lock is None:
-            self.look()
+            self.objects = self.store.list()
             seen = self.seen()
             for name in self.files():
                 if name not in seen or not self.is_equal(name):
@@ -147,11 +143,7 @@ class _Copy(Mirror):
                 self.check_owner()
                 self.upload(now)
         if within:
-            # The parts of this one; a job may write others meanwhile.
-            self.sweep(f"{within[:-1].replace(_CHECKPOINTS, _WRITING)}-")
-
-    def withdraw(self, folder: Path) -> None:
-        self.remove(self.name(folder))
+            self.sweep(f"{within[:-1].replace(_CHECKPOINTS, _WRITING)}-")  # not what a job writes meanwhile
 
     def send_parts(self, folder: Path) -> None:
         """Upload what this process has written of a hidden folder."""
@@ -209,24 +201,22 @@ _copies: dict[str, _Copy] = {}
 _guard = threading.Lock()
 
 
-def _where_copied(
-    method: Callable[Concatenate[_Copy, Path, P], None],
-) -> Callable[Concatenate[Path, P], None]:
+def _where_copied(method: Callable[..., None]) -> Callable[..., None]:
     """Call a method for the copy that a folder belongs to, if it belongs to one."""
 
-    def call(folder: Path, *arguments: P.args, **options: P.kwargs) -> None:
+    @functools.wraps(method)
+    def call(folder: Path, *arguments: Any) -> None:
         if (copy := _find(folder)) is not None:
             with copy.guard:
-                method(copy, folder, *arguments, **options)
+                method(copy, folder, *arguments)
 
-    call.__doc__ = method.__doc__
     return call
 
 
 refresh = _where_copied(_Copy.refresh)
 fetch = _where_copied(_Copy.fetch_folder)
 publish = _where_copied(_Copy.publish)
-withdraw = _where_copied(_Copy.withdraw)
+withdraw = _where_copied(lambda copy, folder: copy.remove(copy.name(folder)))
 send_parts = _where_copied(_Copy.send_parts)
 collect_parts = _where_copied(_Copy.collect_parts)
 
@@ -346,7 +336,7 @@ def fetch_files(
         mirror.equal = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         pass
-    mirror.look(below)
+    mirror.objects = mirror.store.list(below)
     for name in [name for name in mirror.equal if f"{name}/".startswith(f"{below}/" if below else "")]:
         if name not in mirror.objects:
             (folder / name).unlink(missing_ok=True)

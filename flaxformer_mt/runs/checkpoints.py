@@ -57,7 +57,7 @@ def write_checkpoint(final: Path, trees: dict[str, Leaves], progress: dict[str, 
                 array_files.write_item(folder / name, filled)
         specs = {name: make_specs(leaves) for name, leaves in trees.items()}
         atomic_folder.seal_folder(folder, {"trees": specs, "progress": progress})
-        atomic_folder.publish_folder(final)
+        atomic_folder.publish_folder(folder, final)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)  # a full disk would stay full
         raise
@@ -85,7 +85,7 @@ class SharedSave:
         trees: dict[str, Leaves],
         *,
         begin: Callable[[], Path],
-        publish: Callable[[Path, dict[str, atomic_folder.FileDigest]], None],
+        publish: Callable[[Path, dict[str, Any]], None],
     ) -> None:
         """Copy this process's shards to the host and start to write them; all processes call it together.
 
@@ -367,14 +367,14 @@ class Checkpoints:
             with explain_failed_write(self._index.describe):
                 self._sweep()
                 # A process of an earlier job that has not ended yet must not write into this folder.
-                folder = atomic_folder.begin_folder(final, unique=True)
+                folder = atomic_folder.begin_folder(final)
                 for name in filled:
                     (folder / name).mkdir()
                 return folder
 
-        def publish(folder: Path, written: dict[str, atomic_folder.FileDigest]) -> None:
+        def publish(folder: Path, written: dict[str, Any]) -> None:
             atomic_folder.seal_folder(folder, {"trees": specs, "progress": progress}, written=written)
-            atomic_folder.publish_folder(final, folder)
+            atomic_folder.publish_folder(folder, final)
             self._prune(step)
 
         specs = {name: make_specs(leaves) for name, leaves in trees.items()}

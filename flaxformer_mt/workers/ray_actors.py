@@ -6,6 +6,8 @@ Ray chooses their machines, and shows each of them its own accelerator. It resta
 import contextlib
 import logging
 import os
+import re
+import socket
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,28 +16,30 @@ import ray
 from ray.exceptions import RayActorError
 
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.workers.block_map import Answer, BlockFunction, WorkerLost
+from flaxformer_mt.workers.worker_process import Answer, BlockFunction, WorkerLost
 
 # The resources of Ray that are accelerators.
 _ACCELERATORS = ("GPU", "TPU")
+# Seconds that the head of a cluster gets to accept a connection; Ray itself tries for minutes.
+_PATIENCE = 10.0
 
 
 class _Function(BlockFunction):
-    def __init__(self, folder: str) -> None:
+    def __init__(self, make: Callable[[], Any], folder: str) -> None:
         with contextlib.suppress(OSError):  # another machine may lack it, where runs are in a store
             os.chdir(folder)  # for relative paths
-        super().__init__()
+        super().__init__(make)
 
 
 class _Actor:
     """A worker that is an actor."""
 
-    def __init__(self, actor: Any, place: int) -> None:
-        self.place, self._actor = place, actor
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
 
-    def ask(self, message: Any) -> Answer:
+    def ask(self, block: Any) -> Answer:
         try:
-            return ray.get(self._actor.answer.remote(message))
+            return ray.get(self._actor.answer.remote(block))
         except RayActorError as error:
             # Its last line names the cause, in one sentence and many more.
             cause = str(error).strip().split("\n")[-1].partition(". ")[0]
@@ -46,10 +50,13 @@ class _Actor:
 
 
 @contextlib.contextmanager
-def open_cluster(address: str, count: int | None) -> Iterator[tuple[Callable[[int], _Actor], int]]:
+def open_cluster(
+    make: Callable[[], Any], address: str, count: int | None
+) -> Iterator[tuple[Callable[[int], _Actor], int]]:
     """Connect to a cluster, and leave it after the body; yield a function that starts an actor, and how many.
 
     Args:
+      make: makes the function of a block, in each actor.
       address: HOST:PORT or ray://HOST:PORT of the cluster; auto: the one that this machine belongs to;
         local: a new one on this machine, which ends with this process.
       count: number of actors. None: one for each accelerator of the cluster, or for each of its machines if
@@ -59,11 +66,13 @@ def open_cluster(address: str, count: int | None) -> Iterator[tuple[Callable[[in
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     local: dict[str, Any] = {"num_cpus": count, "include_dashboard": False} if address == "local" else {}
     try:
+        if place := re.fullmatch(r"(?:ray://)?\[?(.*?)\]?:(\d+)", address):
+            socket.create_connection((place[1], int(place[2])), timeout=_PATIENCE).close()
         with warnings.catch_warnings():
             # JAX warns of forks. Ray's end at once in other programs, its servers.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             ray.init(address, logging_level=logging.ERROR, log_to_driver=False, **local)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, OverflowError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"--ray={address}: there is no such Ray cluster ({reason}); start one with "
@@ -77,9 +86,8 @@ def open_cluster(address: str, count: int | None) -> Iterator[tuple[Callable[[in
         num_cpus=1, scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0, **needs
     )
     try:
-        folder = os.getcwd()
         default = machines if kind is None else int(resources[kind])
-        yield lambda place: _Actor(actor.remote(folder), place), count or default
+        yield lambda place: _Actor(actor.remote(make, os.getcwd())), count or default
     finally:
         with contextlib.suppress(ConnectionError):
             ray.shutdown()

@@ -1,26 +1,29 @@
-"""Workers for a map over blocks: processes of this machine, or actors of a Ray cluster (ray_actors.py).
+"""A map over blocks by workers that may die: processes of this machine, or actors of a Ray cluster.
 
 A ProcessPoolExecutor does not serve: when a process dies, it ends all others, does not say whose block it
 was, and waits forever for the rest of a result that was being sent.
 """
 
+import collections
 import contextlib
-import multiprocessing
-import os
-import signal
-import socket
+import functools
+import itertools
+import queue
 import sys
-from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from flaxformer_mt.errors import UserError, importing, name_signal
+from flaxformer_mt.errors import UserError, importing, warn_user
 from flaxformer_mt.processor import core_count
-from flaxformer_mt.workers.block_map import Answer, BlockFunction, WorkerLost, WorkerPool
+from flaxformer_mt.workers.worker_process import Answer, WorkerLost, WorkerProcess
 
-# Seconds that the head of a Ray cluster gets to accept a connection; Ray itself tries for minutes.
-_PATIENCE = 10.0
+# How often a block is tried: what kills three workers would kill a fourth.
+TRIES = 3
+# Blocks for each worker that are read before the first of them is yielded: its own, and one while that is the
+# last to be done. So memory is bounded, and no worker waits for the others.
+_AHEAD = 2
 
 
 class PoolOptions(NamedTuple):
@@ -28,10 +31,6 @@ class PoolOptions(NamedTuple):
 
     workers: int | None = None
     ray: str | None = None
-
-    def for_work(self, blocks: float, *, least: int) -> "PoolOptions":
-        """Return these, or no workers for fewer blocks than `least`: their start would take longer."""
-        return NO_POOL if blocks < least else self
 
 
 NO_POOL = PoolOptions()
@@ -58,81 +57,86 @@ def open_workers(make: Callable[[], Callable[[Any], Any]], pool: PoolOptions) ->
         yield lambda blocks, *, name: map(function, blocks)
         return
     with contextlib.ExitStack() as stack:
-        start: Callable[[int], Any] = _Process
+        start: Callable[[int], Any] = functools.partial(WorkerProcess, make)
         count = pool.workers
         if pool.ray is not None:
             with importing("ray", what=f"--ray={pool.ray}"):
                 from flaxformer_mt.workers.ray_actors import open_cluster
-            check_reachable(pool.ray)
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # for messages that Ray prints
-            start, count = stack.enter_context(open_cluster(pool.ray, count))
+            start, count = stack.enter_context(open_cluster(make, pool.ray, count))
         assert count is not None
-        workers = WorkerPool(make, start, count)
+        workers = _WorkerPool(start, count)
         stack.callback(workers.close)
         yield workers.map_blocks
 
 
-class _Process:
-    """A worker that is a process of this machine; `place` is its number, and that of its accelerator."""
+class _WorkerPool:
+    """Workers, which load while this process goes on, and a thread for each, which waits for its answers."""
 
-    def __init__(self, place: int) -> None:
-        self.place = place
-        spawn = multiprocessing.get_context("spawn")  # JAX has threads, which a fork would lose
-        resource_tracker.ensure_running()  # started with the first process, it would unblock SIGINT again
-        self._pipe, other_end = spawn.Pipe()
-        self._process = spawn.Process(target=_serve, args=(other_end, place), daemon=True)
-        # Ctrl-C reaches all processes of a terminal: this one stops the workers, which inherit the mask.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
-            self._process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        other_end.close()  # so that the pipe ends with the process
+    def __init__(self, start: Callable[[int], Any], count: int) -> None:
+        self._start, self._count, self._closed = start, count, False
+        # By place; a worker that has died has another one in its place.
+        self._workers = {place: start(place) for place in range(count)}
+        self._idle: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for place in self._workers:
+            self._idle.put(place)
+        self._threads = ThreadPoolExecutor(count)
+        # Texts of warnings: each worker has those of loading a model.
+        self._passed_on: set[str] = set()
 
-    def ask(self, message: Any) -> Answer:
-        """Send a message, and wait for its answer. Raises WorkerLost if the process ends before."""
-        try:
-            self._pipe.send(message)
-            return self._pipe.recv()
-        except (EOFError, OSError):
-            self._process.join()
-            status = self._process.exitcode or 0
-            loss = f"was ended by {name_signal(-status)}" if status < 0 else f"ended with {status}"
-            raise WorkerLost(loss) from None
-
-    def stop(self) -> None:
-        """End it at once."""
-        self._process.kill()
-        self._process.join()
-
-
-def _serve(pipe: Connection, place: int) -> None:
-    """Run in a process until its pipe is closed: also if the process at the other end was killed."""
-    # Before a message imports JAX, which then looks for devices. Without such devices, they have no effect.
-    os.environ |= {
-        "JAX_CUDA_VISIBLE_DEVICES": str(place),
-        "TPU_VISIBLE_CHIPS": str(place),
-        "TPU_CHIPS_PER_HOST_BOUNDS": "1,1,1",
-        "TPU_HOST_BOUNDS": "1,1,1",
-    }
-    function = BlockFunction()
-    with contextlib.suppress(EOFError, OSError):
+    def map_blocks(self, blocks: Iterable[Any], *, name: Callable[[Any], str]) -> Iterator[Any]:
+        unread, answers = self._submit(blocks, name), collections.deque[Future[Answer]]()
         while True:
-            pipe.send(function.answer(pipe.recv()))
+            answers.extend(itertools.islice(unread, _AHEAD * self._count - len(answers)))
+            if not answers:
+                return
+            answer = answers.popleft().result()
+            for warning in answer.warnings:  # and the error, as if they had been made here
+                if warning[0] not in self._passed_on:
+                    self._passed_on.add(warning[0])
+                    warnings.warn_explicit(*warning)
+            if answer.error is not None:
+                raise answer.error
+            yield answer.result
 
+    def _submit(self, blocks: Iterable[Any], name: Callable[[Any], str]) -> Iterator[Future[Answer]]:
+        """Yield the future of each block; what is wrong with one is raised when those before are done."""
+        try:
+            for block in blocks:
+                yield self._threads.submit(self._work, block, name(block))
+        except UserError as error:
+            yield self._threads.submit(Answer, error=error)
 
-def check_reachable(address: str) -> None:
-    """Raise UserError unless somebody answers at HOST:PORT or ray://HOST:PORT.
+    def _work(self, block: Any, name: str) -> Answer:
+        """Give a block to an idle worker, and to further ones while it dies."""
+        place, losses = self._idle.get(), 0
+        try:
+            while True:
+                try:
+                    return self._workers[place].ask(block)
+                except WorkerLost as loss:
+                    losses += 1
+                    self._tell_loss(loss, name, losses)
+                self._workers[place] = self._start(place)
+                if self._closed:  # meanwhile
+                    self._workers[place].stop()
+        finally:
+            self._idle.put(place)
 
-    What is no such address, as auto and local, is left to Ray.
-    """
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not (colon and port.isascii() and port.isdigit()):
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise UserError(
-            f"--ray={address}: nobody answers there ({error}); start a cluster with `ray start --head`, "
-            "which prints its address, or give --ray=local for one on this machine"
-        ) from error
+    def _tell_loss(self, loss: WorkerLost, name: str, losses: int) -> None:
+        """Raises UserError if that was the last try."""
+        if self._closed:
+            raise loss
+        if losses == TRIES:
+            raise UserError(
+                f"{name}: {TRIES} workers, one after the other, have died while they started or "
+                f"worked on it; the last one {loss}. Look for what ends them (is there memory for "
+                f"{self._count} workers?), and give fewer workers, or a smaller --window"
+            )
+        warn_user(f"a worker {loss}; {name}, which it worked on, will be done by another one")
+
+    def close(self) -> None:
+        self._closed = True
+        for worker in self._workers.values():
+            worker.stop()
+        self._threads.shutdown(cancel_futures=True)

@@ -8,7 +8,6 @@ from failing_store import hurry, new_bucket
 from pytest import raises, warns
 
 from flaxformer_mt.errors import FlaxformerWarning, UserError
-from flaxformer_mt.object_store import owner_lock
 from flaxformer_mt.object_store.filesystem import ObjectStore
 from flaxformer_mt.object_store.owner_lock import OwnerLock
 
@@ -19,18 +18,12 @@ def store(monkeypatch) -> ObjectStore:
     return ObjectStore(f"{new_bucket()}/run")
 
 
-@pytest.fixture
-def elsewhere(monkeypatch):
-    """Owners whose processes cannot be seen from here."""
-    monkeypatch.setattr(owner_lock, "_has_died", lambda owner: False)
-
-
 def kill(owner: OwnerLock) -> None:
     owner._end.set()
     owner._thread.join()
 
 
-def test_a_second_owner_is_refused_until_the_first_gives_the_lock_back(store, elsewhere):
+def test_a_second_owner_is_refused_until_the_first_gives_the_lock_back(store):
     first = OwnerLock(store)
     with (
         warns(FlaxformerWarning, match=r"was last trained by process \d+ on host .*; waiting up to"),
@@ -45,7 +38,7 @@ def test_a_second_owner_is_refused_until_the_first_gives_the_lock_back(store, el
     second.release()
 
 
-def test_a_silent_owner_is_replaced_and_finds_out(store, elsewhere):
+def test_a_silent_owner_is_replaced_and_finds_out(store):
     first = OwnerLock(store)
     kill(first)
     with warns(FlaxformerWarning, match="waiting up to"):
@@ -58,25 +51,14 @@ def test_a_silent_owner_is_replaced_and_finds_out(store, elsewhere):
     beating.start()
     beating.join(timeout=0.3)
     second.check()
-    kill_later = first._end
-    kill_later.set()
+    first._end.set()
     with warns(FlaxformerWarning, match="the lock of the run was not given back: .* is being trained by"):
         first.release()
     second.check()
     second.release()
 
 
-def test_an_owner_that_died_on_this_machine_is_replaced_at_once(store, monkeypatch):
-    monkeypatch.setattr(owner_lock, "SILENCE", 1e9)
-    assert owner_lock._name_machine()
-    monkeypatch.setattr(owner_lock.os, "getpid", lambda: 1 << 30)  # no process has this number
-    kill(OwnerLock(store))
-    monkeypatch.undo()
-    hurry(monkeypatch, 0.6)
-    OwnerLock(store).release()
-
-
-def test_of_many_at_once_at_most_one_gets_the_lock(store, elsewhere):
+def test_of_many_at_once_at_most_one_gets_the_lock(store):
     """A dead owner, and eight that want its lock at the same time."""
     kill(OwnerLock(store))
     got = []

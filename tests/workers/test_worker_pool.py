@@ -2,9 +2,11 @@
 
 import functools
 import os
+import re
 import socket
 import subprocess
 import sys
+import types
 import warnings
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from mortal_work import begun, make_mortal_work
 
 from flaxformer_mt.errors import FlaxformerWarning, UserError
-from flaxformer_mt.workers.worker_pool import PoolOptions, check_reachable, open_workers
+from flaxformer_mt.workers.worker_pool import PoolOptions, open_workers
 
 HERE = Path(__file__).parent
 MODULES = f"{HERE}:{HERE.parents[1]}"
@@ -124,17 +126,31 @@ def test_an_error_of_the_blocks_is_raised_when_those_before_are_done(tmp_path):
 def test_workers_that_die_while_they_start_are_counted(tmp_path):
     results, _, error = work_on(tmp_path, [0], dies_at_start=True)
     assert not results and isinstance(error, UserError)
-    assert "3 workers, one after the other, have died while they started" in str(error)
+    assert "block 0: 3 workers, one after the other, have died while they started or worked" in str(error)
     assert "the last one was ended by SIGKILL" in str(error)
-    assert 3 <= len(list(tmp_path.glob("start.*"))) <= 4  # two at a time
+    assert 3 <= len(list(tmp_path.glob("start.*"))) <= 4  # of the second worker too
 
 
-def test_an_address_where_nobody_listens_is_refused_at_once():
+def test_an_address_where_nobody_listens_is_refused_at_once(monkeypatch):
+    """Before Ray, which would try for minutes; here it is a module that knows no cluster."""
+    ray, exceptions = types.ModuleType("ray"), types.ModuleType("ray.exceptions")
+    ray.init = lambda address, **options: int("Ray was asked")
+    exceptions.RayActorError = Exception
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", exceptions)
+    monkeypatch.setitem(sys.modules, "flaxformer_mt.workers.ray_actors", None)
+    del sys.modules["flaxformer_mt.workers.ray_actors"]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}", "auto", "local", "anything"):
-            check_reachable(address)
+            assert "Ray was asked" in refuse(address)
     for address in (f"127.0.0.1:{port}", f"ray://[::1]:{port}", "127.0.0.1:99999", "no host:80"):
-        with pytest.raises(UserError, match=r"^--ray=.*: nobody answers there .* --ray=local") as caught:
-            check_reachable(address)
-        assert "\n" not in str(caught.value) and address in str(caught.value)
+        assert "Ray was asked" not in refuse(address)
+
+
+def refuse(address: str) -> str:
+    start = f"^--ray={re.escape(address)}: there is no such Ray cluster .*--ray=local"
+    with pytest.raises(UserError, match=start) as caught, open_workers(dict, PoolOptions(2, address)):
+        pass
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

@@ -3,6 +3,7 @@
 Every request that fails is answered with {"error": MESSAGE}, and leaves one line in the log.
 """
 
+import functools
 import importlib.resources
 import time
 import traceback
@@ -22,13 +23,16 @@ from flaxformer_mt.commands.options import ServeOptions
 from flaxformer_mt.commands.server.languages import Pair, list_languages, name_language
 from flaxformer_mt.commands.server.metrics import Metrics
 from flaxformer_mt.commands.server.model_thread import Stopped
-from flaxformer_mt.commands.server.openapi import Operation, make_specification
-from flaxformer_mt.commands.server.request_body import answer_in_time, read_body
 from flaxformer_mt.commands.server.request_fields import (
+    FORM,
+    JSON,
+    PARTS,
     DetectionRequest,
+    Fields,
     FileRequest,
-    Refusal,
     TextRequest,
+    answer_in_time,
+    read_body,
 )
 from flaxformer_mt.commands.server.translated_files import FORMATS, TranslatedFiles, find_ending
 from flaxformer_mt.commands.server.translations import DirectedModel, Translations
@@ -50,11 +54,10 @@ def make_app(
     models: dict[Pair, DirectedModel], options: ServeOptions, *, keys: Collection[str] = (), log: Log
 ) -> Starlette:
     server = _Server(models, options, frozenset(key.encode() for key in keys), log)
-    routes = [
-        Route(path, server.answer_errors(path, operation.endpoint), methods=[operation.method])
-        for path, operation in server.operations.items()
-    ]
-    routes.append(Route("/", server.answer_errors("/", server.show_page)))
+    routes = [Route("/", functools.partial(server.answer, "/", server.show_page))]
+    for path, (endpoint, fields) in server.operations.items():
+        answer = functools.partial(server.answer, path, endpoint)
+        routes.append(Route(path, answer, methods=["GET" if fields is None else "POST"]))
     # Without it, pages of other servers cannot read answers; their forms are refused in `read_body`.
     sharing = Middleware(
         CORSMiddleware,
@@ -79,79 +82,91 @@ class _Server:
         self._files = TranslatedFiles()
         self._translations = Translations(models, most_waiting=options.max_waiting)
         self._metrics = Metrics(models, self._translations)
-        self.operations = {
-            "/translate": Operation(self.translate, TextRequest),
-            "/translate_file": Operation(self.translate_file, FileRequest),
-            "/download_file/{name}": Operation(self.download_file),
-            "/detect": Operation(self.detect, DetectionRequest),
-            "/languages": Operation(self.list_languages),
-            "/frontend/settings": Operation(self.describe_settings),
-            "/health": Operation(self.tell_health),
-            "/ready": Operation(self.tell_health),
-            "/metrics": Operation(self.tell_metrics),
-            "/spec": Operation(self.specify),
+        # What answers, with a docstring that describes it, and the fields of a POST; None: the method is GET.
+        self.operations: dict[str, tuple[Endpoint, type[Fields] | None]] = {
+            "/translate": (self.translate, TextRequest),
+            "/translate_file": (self.translate_file, FileRequest),
+            "/download_file/{name}": (self.download_file, None),
+            "/detect": (self.detect, DetectionRequest),
+            "/languages": (self.list_languages, None),
+            "/frontend/settings": (self.describe_settings, None),
+            "/health": (self.tell_health, None),
+            "/ready": (self.tell_health, None),
+            "/metrics": (self.tell_metrics, None),
+            "/spec": (self.specify, None),
         }
 
-    def answer_errors(self, path: str, endpoint: Endpoint) -> Endpoint:
-        """Return an endpoint that answers errors too, logs them, and counts all requests by `path`."""
-
-        async def answer(request: Request) -> Response:
-            start = time.monotonic()
-            try:
-                self._check_host(request)
-                response = await endpoint(request)
-            except Exception as error:
-                response = self._answer_error(request, error)
-            self._metrics.requests.labels(path, response.status_code).inc()
-            if path == "/translate" and response.status_code == 200:
-                self._metrics.seconds.observe(time.monotonic() - start)
-            return response
-
-        return answer
-
-    def _check_host(self, request: Request) -> None:
-        hosts = self._options.allowed_hosts
-        if hosts and (host := request.url.hostname) not in hosts:
-            raise Refusal(400, f"the host {host!r:.80} is none of --allowed_hosts={','.join(hosts)}")
-
-    def _answer_error(self, request: Request, error: Exception) -> Response:
-        if isinstance(error, Refusal):
-            return self._refuse(request, error.status, str(error))
-        if isinstance(error, UserError):  # of whoever runs the server, such as a model whose scores are NaN
-            return self._refuse(request, 500, str(error))
-        if isinstance(error, ClientDisconnect):
-            return self._refuse(request, _CLIENT_LEFT, "the client left")
-        if isinstance(error, Stopped):
-            return self._refuse(request, 503, "the model has stopped", cause=str(error))
-        # A bug, which must not end the server.
-        response = self._refuse(request, 500, "an error inside the server, which its log names")
-        for line in "".join(traceback.format_exception(error)).rstrip().split("\n"):
-            self._log(line)
+    async def answer(self, path: str, endpoint: Endpoint, request: Request) -> Response:
+        """Answer a request, also with an error, and count it by `path`."""
+        start = time.monotonic()
+        try:
+            hosts = self._options.allowed_hosts
+            if hosts and (host := request.url.hostname) not in hosts:
+                message = f"the host {host!r:.80} is none of --allowed_hosts={','.join(hosts)}"
+                raise HTTPException(400, message)
+            response = await endpoint(request)
+        except Exception as error:
+            response = self._answer_error(request, error)
+        self._metrics.requests.labels(path, response.status_code).inc()
+        if path == "/translate" and response.status_code == 200:
+            self._metrics.seconds.observe(time.monotonic() - start)
         return response
-
-    def _refuse(self, request: Request, status: int, message: str, *, cause: str = "") -> Response:
-        """Return the answer, and log it, or the cause, which is not for the client."""
-        client = request.client.host if request.client else "?"
-        self._log(f"{status} {request.method} {request.url.path:.80} from {client}: {cause or message}")
-        headers = {"Retry-After": "1"} if status == 429 else {}
-        if status in (408, 413):  # the rest of the body has not been read
-            headers["Connection"] = "close"
-        return JSONResponse({"error": message}, status, headers)
 
     async def refuse_path(self, request: Request, error: Exception) -> Response:
+        """Answer a path or a method that has no route."""
         assert isinstance(error, HTTPException)
-        message = f"{error.detail}: {request.method} {request.url.path:.80}"
-        response = self._refuse(request, error.status_code, message)
-        response.headers.update(error.headers or {})
+        error.detail += f": {request.method} {request.url.path:.80}"
         self._metrics.requests.labels("other", error.status_code).inc()
-        return response
+        return self._answer_error(request, error)
+
+    def _answer_error(self, request: Request, error: Exception) -> Response:
+        """Return the answer, and log it, or the cause, which is not for the client."""
+        headers, cause, lines = None, "", []
+        match error:
+            case HTTPException():
+                status, message, headers = error.status_code, error.detail, error.headers
+            case UserError():  # of whoever runs the server, such as a model whose scores are NaN
+                status, message = 500, str(error)
+            case ClientDisconnect():
+                status, message = _CLIENT_LEFT, "the client left"
+            case Stopped():
+                status, message, cause = 503, "the model has stopped", str(error)
+            case _:  # a bug, which must not end the server
+                status, message = 500, "an error inside the server, which its log names"
+                lines = "".join(traceback.format_exception(error)).rstrip().split("\n")
+        client = request.client.host if request.client else "?"
+        self._log(f"{status} {request.method} {request.url.path:.80} from {client}: {cause or message}")
+        for line in lines:
+            self._log(line)
+        return JSONResponse({"error": message}, status, headers)
 
     async def show_page(self, request: Request) -> Response:
         return HTMLResponse(self._page, headers=_PAGE_HEADERS)
 
     async def specify(self, request: Request) -> Response:
         """This interface as an OpenAPI document."""
-        return JSONResponse(make_specification(self.operations, _find_address(request)))
+        error = {"description": "What is wrong", "content": {JSON: {"example": {"error": "..."}}}}
+        paths: dict[str, dict[str, Any]] = {}
+        for path, (endpoint, fields) in self.operations.items():
+            described: dict[str, Any] = {
+                "summary": endpoint.__doc__,
+                "responses": {"200": {"description": "The answer"}, "default": error},
+            }
+            if "{name}" in path:
+                place = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+                described["parameters"] = [place]
+            if fields is not None:
+                schema = {"schema": fields.model_json_schema()}
+                forms = (PARTS,) if fields is FileRequest else (JSON, FORM, PARTS)
+                described["requestBody"] = {"required": True, "content": dict.fromkeys(forms, schema)}
+            paths[path] = {"get" if fields is None else "post": described}
+        info = {
+            "title": "flaxformer_mt",
+            "version": flaxformer_mt.__version__,
+            "description": "Machine translation, with the interface of LibreTranslate.",
+        }
+        servers = [{"url": _find_address(request)}]
+        return JSONResponse({"openapi": "3.1.0", "info": info, "servers": servers, "paths": paths})
 
     async def translate(self, request: Request) -> Response:
         """Translate texts."""
@@ -159,7 +174,8 @@ class _Server:
         return JSONResponse(await self._translate(request, fields))
 
     async def _translate(self, request: Request, fields: dict[str, Any]) -> dict[str, Any]:
-        wanted = TextRequest.read(fields, most_characters=self._options.max_characters)
+        wanted = TextRequest.read(fields)
+        wanted.check_size(self._options.max_characters, wanted.glossary)
         work = self._translations.translate(wanted)
         answer = await answer_in_time(request, work, self._options.timeout)
         self._metrics.lines.inc(sum(text.count("\n") + 1 for text in wanted.texts))
@@ -169,7 +185,7 @@ class _Server:
     async def translate_file(self, request: Request) -> Response:
         """Translate a file; the answer is the address of the translation."""
         fields = await read_body(request, self._options, self._keys)
-        wanted = FileRequest.read(fields, most_characters=self._options.max_characters)
+        wanted = FileRequest.read(fields)
         ending = find_ending(wanted.file.name)
         answer = await self._translate(
             request, fields | {"q": wanted.file.text, "format": FORMATS[ending][0]}
@@ -191,10 +207,11 @@ class _Server:
     async def detect(self, request: Request) -> Response:
         """Guess the language of a text, among the languages of the server."""
         fields = await read_body(request, self._options, self._keys)
-        wanted = DetectionRequest.read(fields, most_characters=self._options.max_characters)
+        wanted = DetectionRequest.read(fields)
+        wanted.check_size(self._options.max_characters)
         work = self._translations.detect(wanted.texts)
         guesses = await answer_in_time(request, work, self._options.timeout)
-        return JSONResponse(guesses if wanted.several else guesses[0])
+        return JSONResponse(guesses if isinstance(wanted.q, list) else guesses[0])
 
     async def list_languages(self, request: Request) -> Response:
         """List the languages, each with those that it is translated into."""

@@ -3,8 +3,7 @@
 import html.entities
 import itertools
 import re
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import turbohtml
@@ -55,10 +54,10 @@ class Line(NamedTuple):
     """A line to translate."""
 
     text: str
-    # Its tags, if it is a line of a document. In them, tags are named `x-0`, `x-1-a` ... of `kept`.
+    # Its tags, if it is a line of a document. In them, tags are named `x-0`, `x-1-a` ... of `tags`.
     marked: MarkedLine | None = None
-    kept: tuple[tuple[str, str], ...] = ()
-    # What is read apart inside it, such as a menu, by the place in `kept`; its lines follow this one.
+    tags: Sequence[tuple[str, str]] = ()
+    # What is read apart inside it, such as a menu, by the place in `tags`; its lines follow this one.
     apart: tuple[tuple[int, "Template"], ...] = ()
 
     @property
@@ -66,37 +65,43 @@ class Line(NamedTuple):
         """Whether the translation must have an alignment of words, which its tags are placed by."""
         return self.marked is not None and bool(self.marked.items)
 
-    def fill(self, translation: Translation, apart: Mapping[int, str] = MappingProxyType({})) -> str:
+    def find_sentences(self, language: str) -> tuple[int, ...] | None:
+        return None if self.marked is None else self.marked.find_sentences(language)
+
+    def fill(self, translations: Iterator[Translation]) -> str:
+        translation = next(translations)
         if self.marked is None:
             return translation.text
         alignment, starts = translation.alignment or (), translation.sentence_starts
         text = put_back(self.marked, translation.text, alignment, starts)
-        kept: Any = [*self.kept] if apart else self.kept  # which all lines of a menu share
-        for place, one in apart.items():
-            kept[place] = (one, one)
-        return _restore(text, kept)
+        tags: Any = [*self.tags] if self.apart else self.tags  # which all lines of a menu share
+        for place, template in self.apart:
+            tags[place] = (template.fill(translations),) * 2
+        return _restore(text, tags)
 
 
 class Template(NamedTuple):
-    """The lines to translate, and the fixed text before each of them and after the last."""
+    """The lines to translate, and the fixed text between them."""
 
-    lines: tuple[Line, ...]
-    # One more than lines that are not inside another one.
-    between: tuple[str, ...]
+    parts: tuple[Line | str, ...]
 
-    def fill(self, translations: Sequence[Translation]) -> str:
-        filled, remaining = [self.between[0]], iter(zip(self.lines, translations, strict=True))
-        for (line, translation), after in zip(remaining, self.between[1:], strict=False):
-            inner = {place: [next(remaining)[1] for _ in part.lines] for place, part in line.apart}
-            apart = {place: part.fill(inner[place]) for place, part in line.apart}
-            filled += [line.fill(translation, apart), after]
-        return "".join(filled)
+    @property
+    def lines(self) -> list[Line]:
+        lines: list[Line] = []
+        for line in self.parts:
+            if isinstance(line, Line):
+                lines += [line, *itertools.chain.from_iterable(part.lines for _, part in line.apart)]
+        return lines
+
+    def fill(self, translations: Iterable[Translation]) -> str:
+        remaining = iter(translations)
+        return "".join(part if isinstance(part, str) else part.fill(remaining) for part in self.parts)
 
 
 def read_text(text: str) -> Template:
     """Return the lines of a text: "a\\nb" has the lines a and b."""
     lines = text.replace("\r\n", "\n").split("\n")
-    return Template(tuple(map(Line, lines)), ("", *["\n"] * (len(lines) - 1), ""))
+    return Template(tuple(part for line in lines for part in ("\n", Line(line)))[1:])
 
 
 def read_html(text: str) -> Template:
@@ -154,25 +159,27 @@ class _Reader:
         self._document, self._ends = document, _find_ends(document)
         # What is read apart inside a line has nothing that is read apart.
         self._inside_line = inside_line
-        self.lines: list[Line] = []
-        self.between: list[str] = []
-        self.fixed = ""
-        # The line so far: its text, escaped, with tags named by their place in `_kept`; its links.
+        self._parts: list[Line | str] = []
+        # Open elements: where they end, and whether a line break in them is one on the screen.
+        self._elements: list[tuple[int, bool]] = []
+        self._begin_line()
+
+    def _begin_line(self) -> None:
+        # The line so far: its text, escaped, with tags named by their place in `_tags`; its links.
         self._line = ""
         self._has_text = False
         self._links: list[tuple[int, int]] = []
-        self._kept: list[tuple[str, str]] = []
-        # The open elements of the line: names, and places in `_kept` and in the line.
+        self._tags: list[tuple[str, str]] = []
+        # The open elements of the line: names, and places in `_tags` and in the line.
         self._open: list[tuple[str, int, int]] = []
-        # What is read apart in the line, with its place in `_kept`.
+        # What is read apart in the line, with its place in `_tags`.
         self._apart: list[tuple[int, Template]] = []
-        # Open elements: where they end, and whether a line break in them is one on the screen.
-        self._elements: list[tuple[int, bool]] = []
 
     def read(self) -> Template:
         tokens = _tokenize(self._document)
         done = tokens[0][1] if tokens else 0
-        self.fixed, last_section = self._document[:done], self._document.rfind("]]>")
+        self._parts.append(self._document[:done])
+        last_section = self._document.rfind("]]>")
         for token, start, end in tokens:
             if end <= done:  # inside of what stays as it is
                 continue
@@ -191,37 +198,34 @@ class _Reader:
                 if raw.startswith("<![CDATA[") and start < last_section:
                     done = max(end, self._document.find("]]>", start) + 3)
                 self._keep(self._document[start:done])
-        self.end_line()
-        self.fixed += self._document[done:]
-        return Template(tuple(self.lines), (*self.between, self.fixed))
+        self._end_line(self._document[done:])
+        return Template(tuple(self._parts))
 
-    def end_line(self) -> None:
-        line, has_text, tags, links = self._line, self._has_text, tuple(self._kept), self._links
-        self._line, self._has_text, self._kept, self._open, self._links = "", False, [], [], []
-        apart, self._apart = tuple(self._apart), []
-        if not has_text:
-            self.fixed += _restore(line, tags)
-            return
+    def _end_line(self, fixed: str = "") -> None:
+        """Add the line and what follows it, which stays as it is."""
+        line, tags, links, apart = self._line, tuple(self._tags), self._links, tuple(self._apart)
         links = [link for link in links if _has_words(line[slice(*link)])]
         ends = [0, *itertools.chain.from_iterable(links), len(line)]
         outside = "".join(line[start:end] for start, end in zip(ends[::2], ends[1::2], strict=True))
-        if apart or len(links) < 2 or _has_words(outside):  # no menu
+        if not self._has_text:
+            links = []
+        elif apart or len(links) < 2 or _has_words(outside):  # no menu
             links = [(0, len(line))]
         last = 0
         for start, end in links:
             lead, text, trail = _split_ends(line[start:end])
             before, marked, after = peel(take_out(_SPACES.sub(" ", text), in_document=True))
-            self.between.append(self.fixed + _restore(line[last:start] + lead + before, tags))
-            self.lines.append(Line(marked.text, marked, tags, apart))
-            self.fixed, last = _restore(after + trail, tags), end
-        self.fixed += _restore(line[last:], tags)
-        self.lines += [line for _, part in apart for line in part.lines]
+            self._parts.append(_restore(line[last:start] + lead + before, tags))
+            self._parts += [Line(marked.text, marked, tags, apart), _restore(after + trail, tags)]
+            last = end
+        self._parts += [_restore(line[last:], tags), fixed]
+        self._begin_line()
 
     def _read_text(self, raw: str) -> None:
         keeps_breaks = bool(self._elements) and self._elements[-1][1]
         for number, part in enumerate(_BREAK.split(raw) if keeps_breaks else [raw]):
             if number % 2:
-                self._end_line_with(part)
+                self._end_line(part)
             else:
                 # What the parser takes for text must be text for `take_out` too.
                 self._line += TAG_START.sub("&lt;", part)
@@ -233,27 +237,27 @@ class _Reader:
         inline = _is_inline(tag)
         # A script ends at its end tag in any case.
         if tag in VOID or (token.self_closing and tag not in ("script", "style")):
-            self._keep(raw) if inline else self._end_line_with(raw)
+            self._keep(raw) if inline else self._end_line(raw)
             return end
         element_end = self._ends.get(start, len(self._document) if tag in ("html", "body") else end)
         apart = tag in _APART and self._has_text and not self._inside_line
         if not inline and not apart:
-            self.end_line()
+            self._end_line()
         if apart or tag in _VERBATIM or (token.attr("translate") or "").lower() == "no":
             whole = self._document[start : max(end, element_end)]
             if apart:
-                self._apart.append((len(self._kept), _Reader(whole, inside_line=True).read()))
+                self._apart.append((len(self._tags), _Reader(whole, inside_line=True).read()))
             if apart or inline:
                 self._keep(whole)
             else:
-                self.fixed += whole
+                self._parts.append(whole)
             return start + len(whole)
         if inline:
-            self._open.append((tag, len(self._kept), len(self._line)))
-            self._line += f"<{_name(tag, len(self._kept))}>"
-            self._kept.append((raw, ""))
+            self._open.append((tag, len(self._tags), len(self._line)))
+            self._line += f"<{_name(tag, len(self._tags))}>"
+            self._tags.append((raw, ""))
         else:
-            self.fixed += raw
+            self._parts.append(raw)
         above = bool(self._elements) and self._elements[-1][1]
         style = _WHITE_SPACE.findall((token.attr("style") or "").lower())
         keeps_breaks = style[-1] in _KEEPS_BREAKS if style else above or tag in _PREFORMATTED
@@ -262,7 +266,7 @@ class _Reader:
 
     def _read_end(self, tag: str, raw: str) -> None:
         if not _is_inline(tag):
-            self._end_line_with(raw)
+            self._end_line(raw)
         elif tag not in [name for name, *_ in self._open[-_DEEPEST:]]:
             self._keep(raw)
         else:
@@ -270,19 +274,15 @@ class _Reader:
             while name != tag:
                 name, number, start = self._open.pop()
             self._line += f"</{_name(tag, number)}>"
-            self._kept[number] = (self._kept[number][0], raw)
+            self._tags[number] = (self._tags[number][0], raw)
             while tag == "a" and self._links and self._links[-1][0] > start:  # a link inside
                 self._links.pop()
             if tag == "a":
                 self._links.append((start, len(self._line)))
 
     def _keep(self, raw: str) -> None:
-        self._line += f"<x-{len(self._kept)}/>"
-        self._kept.append((raw, raw))
-
-    def _end_line_with(self, raw: str) -> None:
-        self.end_line()
-        self.fixed += raw
+        self._line += f"<x-{len(self._tags)}/>"
+        self._tags.append((raw, raw))
 
 
 def _split_ends(text: str) -> tuple[str, str, str]:

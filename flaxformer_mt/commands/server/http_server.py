@@ -40,17 +40,6 @@ class DeadlineProtocol(H11Protocol):
             self.transport.close()
 
 
-class _LogOfUvicorn(logging.Handler):
-    """Logs what uvicorn itself refuses, such as what is no HTTP, in the form of the other lines."""
-
-    def __init__(self, log: Callable[[str], None]) -> None:
-        super().__init__(logging.WARNING)
-        self._log = log
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._log(record.getMessage())
-
-
 def make_server(app: Any, timeout: float = 60.0) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
@@ -67,9 +56,11 @@ def make_server(app: Any, timeout: float = 60.0) -> uvicorn.Server:
 
 def answer_requests(app: Any, listener: socket.socket, timeout: float, log: Callable[[str], None]) -> None:
     """Answer requests until a signal comes, and those that were begun then."""
-    logger = logging.getLogger("uvicorn.error")
+    # What uvicorn itself refuses, such as what is no HTTP, is logged in the form of the other lines.
+    logger, handler = logging.getLogger("uvicorn.error"), logging.Handler(logging.WARNING)
+    handler.emit = lambda record: log(record.getMessage())  # type: ignore[method-assign]
     logger.propagate = False
-    logger.addHandler(_LogOfUvicorn(log))
+    logger.addHandler(handler)
     with contextlib.ExitStack() as handlers:
         for number in (signal.SIGTERM, signal.SIGINT):
             # uvicorn answers what was begun, then raises the signal again, which then has no effect.

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import TypeVar
 
-from flaxformer_mt.commands.server.request_fields import Refusal
+from starlette.exceptions import HTTPException
 
 Model = TypeVar("Model")
 # Source and target language of a model.
@@ -51,9 +51,8 @@ def find_models(models: Mapping[Pair, Model], source: str, target: str) -> dict[
     }
     if not matches:
         known = ", ".join(f"{first}-{second}" for first, second in models)
-        raise Refusal(
-            400, f"no model translates from {source!r:.20} to {target!r:.20}; this server has {known}"
-        )
+        message = f"no model translates from {source!r:.20} to {target!r:.20}; this server has {known}"
+        raise HTTPException(400, message)
     return matches
 
 

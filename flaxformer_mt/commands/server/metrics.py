@@ -35,8 +35,8 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """Return what is counted elsewhere: the registry asks for it."""
         engines = [thread.engine for thread in self._threads]
-        told = "Sentences whose letter case was changed, and texts without letters that were copied."
-        guarded = CounterMetricFamily("flaxformer_mt_guarded", told, labels=("guard",))
+        meaning = "Sentences whose letter case was changed, and texts without letters that were copied."
+        guarded = CounterMetricFamily("flaxformer_mt_guarded", meaning, labels=("guard",))
         for guard, step in (("capitals", LetterCase), ("copies", CopiedText)):
             guarded.add_metric((guard,), sum(engine.counts[step.counted] for engine in engines))
         yield guarded

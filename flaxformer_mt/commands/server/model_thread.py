@@ -28,9 +28,8 @@ class ModelThread:
         # Why the thread has ended, if it has.
         self.failure: BaseException | None = None
         self._arriving: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        # Of the requests that the engine has, by number.
-        self._futures: dict[int, Future[Translation]] = {}
-        self._count = 0
+        # Of the requests that the engine has, which are called by them.
+        self._futures: set[Future[Translation]] = set()
         self._thread = threading.Thread(target=self._run, name=f"model {name}", daemon=True)
         self._thread.start()
 
@@ -54,8 +53,8 @@ class ModelThread:
     def _run(self) -> None:
         try:
             while self._take_arrivals():
-                for number, answer in self.engine.step():
-                    self._answer(number, answer)
+                for future, answer in self.engine.step():
+                    self._answer(future, answer)
             self.failure = Stopped("the server stops")
         except Exception as error:  # a bug: what waits for this thread must not wait forever
             self.failure = error
@@ -64,49 +63,41 @@ class ModelThread:
         while not self._arriving.empty():
             if action := self._arriving.get():
                 action()
-        for number in list(self._futures):
-            self._answer(number, failure)
+        for future in list(self._futures):
+            self._answer(future, failure)
 
     def _take_arrivals(self) -> bool:
         """Accept and remove requests, and wait for the first if there is no other work; False: stop."""
-        idle = not len(self.engine)
-        while idle or not self._arriving.empty():
+        while not len(self.engine) or not self._arriving.empty():
             if self._arriving.empty() and not self.is_ready:
                 self.is_ready = next(self._preparation, self) is self
-                continue
-            action = self._arriving.get()
-            if action is None:
+            elif (action := self._arriving.get()) is None:
                 return False
-            action()
-            idle = not len(self.engine)
+            else:
+                action()
         return True
 
     def _enter(self, future: Future[Translation], request: Request) -> None:
         if future.cancelled():
             return
-        number = self._count
-        self._count += 1
-        self._futures[number] = future
-
-        def drop_cancelled(done: Future[Translation]) -> None:
-            if done.cancelled():
-                self._arriving.put(lambda: self._drop(number))
-
-        future.add_done_callback(drop_cancelled)
+        self._futures.add(future)
+        future.add_done_callback(lambda done: self._arriving.put(lambda: self._drop(done)))
         try:
-            self.engine.submit(dataclasses.replace(request, id=number))
+            self.engine.submit(dataclasses.replace(request, id=future))
         except Exception as error:  # of this request alone
-            self._answer(number, error)
+            self._answer(future, error)
 
-    def _drop(self, number: int) -> None:
-        if self._futures.pop(number, None) is not None:
-            self.engine.cancel(number)
+    def _drop(self, future: Future[Translation]) -> None:
+        """Remove a request from the search if it has been cancelled."""
+        if future in self._futures:
+            self._futures.remove(future)
+            self.engine.cancel(future)
 
-    def _answer(self, number: int, answer: Translation | BaseException) -> None:
-        future = self._futures.pop(number, None)
-        if future is None or not future.set_running_or_notify_cancel():
+    def _answer(self, future: Future[Translation], answer: Translation | Exception) -> None:
+        self._futures.discard(future)
+        if not future.set_running_or_notify_cancel():
             return
-        if isinstance(answer, BaseException):
+        if isinstance(answer, Exception):
             future.set_exception(answer)
         else:
             future.set_result(answer)

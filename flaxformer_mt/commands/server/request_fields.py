@@ -1,18 +1,19 @@
 """The fields of a request: from the body of a POST, as JSON or as a form, to typed values, or to a refusal.
 
-The names are those of LibreTranslate's API, and a few more.
+The names are those of LibreTranslate's API, and a few more. A refusal is an HTTPException for the client.
 """
 
+import asyncio
+import hmac
 import io
 import logging
 import urllib.parse
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from collections.abc import Awaitable, Collection, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 import python_multipart
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     Field,
     InstanceOf,
     ValidationError,
@@ -20,22 +21,17 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import from_json
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 
-from flaxformer_mt.errors import UserError, first_line
-from flaxformer_mt.translation.glossary import Glossary
+from flaxformer_mt.commands.options import ServeOptions
+from flaxformer_mt.errors import first_line
 
+Answer = TypeVar("Answer")
 JSON, FORM, PARTS = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
 _MOST_FIELDS = 10_000
 # What is wrong with a form is in the answer.
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
-
-
-class Refusal(Exception):
-    """A request that is answered with an error: a status of HTTP, and a message for the client."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class UploadedFile(NamedTuple):
@@ -43,18 +39,6 @@ class UploadedFile(NamedTuple):
     text: str
 
 
-def _read_glossary(text: object) -> Glossary:
-    if not isinstance(text, str):
-        raise Refusal(400, f"the field glossary is {text!r:.40}; it must be text")
-    try:
-        return Glossary.read(text.split("\n"), "the field glossary")
-    except UserError as error:
-        raise Refusal(400, str(error)) from error
-
-
-_Glossary = Annotated[
-    InstanceOf[Glossary], BeforeValidator(_read_glossary), WithJsonSchema({"type": "string"})
-]
 _File = Annotated[InstanceOf[UploadedFile], WithJsonSchema({"type": "string", "format": "binary"})]
 
 
@@ -74,18 +58,12 @@ class Fields(BaseModel):
         }
 
     @classmethod
-    def read(cls, fields: Mapping[str, Any], *, most_characters: int) -> Self:
+    def read(cls, fields: Mapping[str, Any]) -> Self:
         """Return the request that has these fields, or refuse it."""
-        texts = fields["q"] if isinstance(fields.get("q"), list) else [fields.get("q")]
-        glossary = fields.get("glossary")
-        total = sum(len(text) for text in (*texts, glossary) if isinstance(text, str))
-        if max(total, len(texts)) > most_characters:
-            what = f"{len(texts)} texts{' and the glossary' if glossary else ''}"
-            raise Refusal(413, f"q has {total} characters in {what}; this server takes {most_characters}")
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
-            raise Refusal(400, _explain(error, cls)) from error
+            raise HTTPException(400, _explain(error, cls)) from error
 
 
 class DetectionRequest(Fields):
@@ -95,10 +73,11 @@ class DetectionRequest(Fields):
     def texts(self) -> tuple[str, ...]:
         return tuple(self.q) if isinstance(self.q, list) else (self.q,)
 
-    @property
-    def several(self) -> bool:
-        """Whether `q` is a list, so that the answer is a list too."""
-        return isinstance(self.q, list)
+    def check_size(self, most: int, glossary: str | None = None) -> None:
+        total = sum(map(len, (*self.texts, glossary or "")))
+        if max(total, len(self.texts)) > most:
+            what = f"{len(self.texts)} texts{' and the glossary' if glossary else ''}"
+            raise HTTPException(413, f"q has {total} characters in {what}; this server takes {most}")
 
 
 class _TranslationRequest(Fields):
@@ -109,7 +88,7 @@ class _TranslationRequest(Fields):
         description="Whether lines are read with the lines before them in the text, up to a blank one. "
         "By default, models that were trained with data.context do so.",
     )
-    glossary: _Glossary | None = Field(
+    glossary: str | None = Field(
         None, description="Terms, one per line: source term, tab, target term. In a form, it may be a file."
     )
 
@@ -130,17 +109,6 @@ class TextRequest(_TranslationRequest, DetectionRequest):
     )
     attention: bool = Field(False, description="Describe the attention weights of each hypothesis.")
 
-    @property
-    def describes(self) -> bool:
-        """Whether the answer has the field `hypotheses`."""
-        return self.n_best is not None or self.scores or self.attention or self.alignments is not None
-
-    @model_validator(mode="after")
-    def _check_alignments(self) -> "TextRequest":
-        if (self.format, self.alignments) == ("html", "pieces"):
-            raise Refusal(400, "the field alignments is pieces; with format html it must be words")
-        return self
-
 
 def _explain(error: ValidationError, kind: type[Fields]) -> str:
     """Return what is wrong with the first wrong field."""
@@ -153,15 +121,60 @@ def _explain(error: ValidationError, kind: type[Fields]) -> str:
     return f"the field {name} is {value!r:.40}: {' or '.join(rules)}"
 
 
+async def read_body(request: Request, options: ServeOptions, keys: Collection[bytes]) -> dict[str, Any]:
+    """Return the fields of a request that may be answered."""
+    # A form of another site's page, which a browser sends without asking.
+    if request.headers.get("sec-fetch-site") == "cross-site":
+        if not {"*", request.headers.get("origin")} & set(options.cors):
+            raise HTTPException(
+                403, "a page of another site asks; its origin is none of --cors of this server"
+            )
+    if (coding := request.headers.get("content-encoding", "identity")) != "identity":
+        raise HTTPException(400, f"the Content-Encoding is {coding:.20}; send the body as it is")
+    # A character takes at most 12 bytes, as an escape, and the other fields take little.
+    body = await _read_bytes(request, 12 * options.max_characters + 65_536, options.timeout)
+    fields = read_fields(body, request.headers.get("content-type", ""), request.url.query)
+    if keys:
+        _check_key(fields.get("api_key"), keys)
+    return fields
+
+
+async def _read_bytes(request: Request, most: int, seconds: float) -> bytes:
+    not_read = {"Connection": "close"}  # the rest of the body
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length) > most:
+        raise HTTPException(413, f"the body has {length[:20]} bytes; this server reads {most}", not_read)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most:
+                    message = f"the body has more than the {most} bytes that this server reads"
+                    raise HTTPException(413, message, not_read)
+    except TimeoutError:
+        raise HTTPException(408, f"the body did not arrive within {seconds:g} seconds", not_read) from None
+    return bytes(body)
+
+
+def _check_key(api_key: object, keys: Collection[bytes]) -> None:
+    if api_key is None or api_key == "":
+        raise HTTPException(403, "the field api_key is missing: this server needs a key from its operator")
+    content = api_key.encode("utf-8", "replace") if isinstance(api_key, str) else b""
+    # All keys are compared, in constant time, so that no duration tells how much of a key is right.
+    if not sum(hmac.compare_digest(key, content) for key in keys):
+        raise HTTPException(403, "the api_key is unknown")
+
+
 def read_fields(body: bytes, content_type: str, query: str = "") -> dict[str, Any]:
     """Return the fields of JSON, or of a form and the query of the address, as LibreTranslate does."""
-    kind, _, parameters = (part.strip().lower() for part in content_type.partition(";"))
+    kind = content_type.partition(";")[0].strip().lower()
     pairs: Sequence[tuple[str, object]] = ()
     try:
         if kind == JSON:
             fields = from_json(body.decode("utf-8-sig"))  # RFC 8259 allows to ignore a byte order mark
             if not isinstance(fields, dict):
-                raise Refusal(400, 'the body is not a JSON object, such as {"q": "..."}')
+                raise HTTPException(400, 'the body is not a JSON object, such as {"q": "..."}')
             return fields
         if kind == FORM:
             pairs = urllib.parse.parse_qsl(
@@ -170,10 +183,10 @@ def read_fields(body: bytes, content_type: str, query: str = "") -> dict[str, An
         elif kind == PARTS:
             pairs = _read_parts(body, content_type)
         elif body or not query:
-            raise Refusal(400, f"the content type is {kind or 'missing'}; send {JSON}, {FORM} or {PARTS}")
+            message = f"the content type is {kind or 'missing'}; send {JSON}, {FORM} or {PARTS}"
+            raise HTTPException(400, message)
     except ValueError as error:
-        charset = f" in UTF-8, but with {parameters:.40}" if "charset=" in parameters else ""
-        raise Refusal(400, f"the body is not {kind}{charset}: {first_line(error)}") from error
+        raise HTTPException(400, f"the body is not {kind}: {first_line(error)}") from error
     return _collect(pairs) | _collect(urllib.parse.parse_qsl(query, keep_blank_values=True))
 
 
@@ -208,4 +221,24 @@ def _decode(content: bytes, name: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise Refusal(400, f"the field {name} is not UTF-8 text: {first_line(error)}") from error
+        raise HTTPException(400, f"the field {name} is not UTF-8 text: {first_line(error)}") from error
+
+
+async def answer_in_time(request: Request, work: Awaitable[Answer], seconds: float) -> Answer:
+    """Return the result of a coroutine; cancel it when the client leaves, or when the time is over."""
+    # All of the body has been read: a client can only leave.
+    task, left = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait({task, left}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if left.done():
+            raise ClientDisconnect
+        raise HTTPException(
+            504,
+            f"no answer within {seconds:g} seconds; a server that was started a moment ago still compiles: "
+            "try again, or raise --timeout",
+        )
+    finally:
+        task.cancel()
+        left.cancel()

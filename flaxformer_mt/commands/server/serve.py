@@ -18,6 +18,7 @@ from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.config.files import split_checkpoint
 from flaxformer_mt.errors import UserError, find_url, importing
 from flaxformer_mt.object_store.remote_runs import open_copy
+from flaxformer_mt.text_io.lines import open_lines
 
 if TYPE_CHECKING:
     from flaxformer_mt.commands.server.translations import DirectedModel
@@ -99,13 +100,8 @@ def _say(text: str) -> None:
 
 def read_keys(path: Path) -> list[str]:
     """Return the keys of a file, one a line; blank lines and lines that begin with # are no keys."""
-    try:
-        lines = path.expanduser().read_text(encoding="utf-8").split("\n")
-    except (FileNotFoundError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"--api_key_file={path} cannot be read ({error}); give a text file of keys"
-        ) from error
-    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    with open_lines(str(path), "--api_key_file", invalid_utf8="refuse") as text:
+        keys = [line.strip() for line in text.lines if line.strip() and not line.startswith("#")]
     if not keys:
         raise UserError(f"--api_key_file={path} has no key; write one a line, or leave out the flag")
     return keys
@@ -151,15 +147,14 @@ def _load(
 
         changes |= {"split_sentences": options.split_sentences, "capitals": options.capitals}
         return load_engine(path, arriving=True, **changes), (), ""
+    from flaxformer_mt.commands.translate import choose_loading
     from flaxformer_mt.config.files import read_config
-    from flaxformer_mt.config.load_options import LoadOptions
     from flaxformer_mt.runs.load_run import name_checkpoint
     from flaxformer_mt.translation.translator import Translator
 
-    names = ("dtype", "quantization", "shortlist", "split_sentences", "capitals")
     search = dataclasses.replace(read_config(path / "config.json").search, **changes)
-    loading: dict[str, Any] = {name: getattr(options, name) for name in names}
-    translator = Translator.load(path, LoadOptions(checkpoint=checkpoint, search=search, **loading))
+    loading = dataclasses.replace(choose_loading(options, search), checkpoint=checkpoint)
+    translator = Translator.load(path, loading)
     engine: Any = translator.engine(arriving=True)
     name = f", checkpoint {name_checkpoint(translator.checkpoint, translator.step)}"
     return engine, engine.backend.warm_up(), name

@@ -2,7 +2,7 @@
 
 import secrets
 
-from flaxformer_mt.commands.server.request_fields import Refusal
+from starlette.exceptions import HTTPException
 
 # Ending of a file's name -> its format as of a text, and the type of its content.
 FORMATS = {".txt": ("text", "text/plain"), ".html": ("html", "text/html"), ".htm": ("html", "text/html")}
@@ -27,12 +27,12 @@ class TranslatedFiles:
 
     def fetch(self, name: str) -> bytes:
         if name not in self._files:
-            raise Refusal(404, "there is no such file, or no longer; translate it again")
+            raise HTTPException(404, "there is no such file, or no longer; translate it again")
         return self._files[name]
 
 
 def find_ending(name: str) -> str:
     ending = name[name.rfind(".") :].lower()
     if ending not in FORMATS:
-        raise Refusal(400, f"the file {name!r:.60} is none of {', '.join(FORMATS)}")
+        raise HTTPException(400, f"the file {name!r:.60} is none of {', '.join(FORMATS)}")
     return ending

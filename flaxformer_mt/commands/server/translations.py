@@ -2,21 +2,25 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from starlette.exceptions import HTTPException
 
 from flaxformer_mt.commands.server.html_documents import Line, Template, read_html, read_text
 from flaxformer_mt.commands.server.languages import AUTO, Pair, find_models
 from flaxformer_mt.commands.server.model_thread import ModelThread
-from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest
+from flaxformer_mt.commands.server.request_fields import TextRequest
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import Direction, find_directions
 from flaxformer_mt.corpus.documents import Documents
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.pivot import PivotLine
 from flaxformer_mt.translation.requests import Request
-from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation
+from flaxformer_mt.translation.result import Annotations, Translation
 
 
 class DirectedModel(NamedTuple):
@@ -37,10 +41,11 @@ class DirectedModel(NamedTuple):
         most = self.thread.engine.backend.most_hypotheses
         return most if self.then is None else min(most, self.then.most_hypotheses)
 
-    async def translate(self, line: str, **fields: Any) -> Translation:
-        """Return the translation of a line with the fields of its `Request`."""
-        fields |= {"source_language": self.source_language, "target_language": self.target_language}
-        request = Request(line, **fields)
+    async def translate(self, request: Request) -> Translation:
+        """Return the translation of a line, whose languages are this model's."""
+        request = dataclasses.replace(
+            request, source_language=self.source_language, target_language=self.target_language
+        )
         if self.then is None:
             return await asyncio.wrap_future(self.thread.submit(request))
         directions = [Direction(*map(str, one[1:3])) for one in (self, self.then)]
@@ -85,20 +90,11 @@ class Translations:
         If it is cancelled, its lines are removed from the search.
 
         Raises:
-          Refusal: no model has these languages, the texts have too many lines, or too many lines wait.
+          HTTPException: no model has these languages, or not what is asked of it; too many lines wait.
         """
         choices = find_models(self._models, request.source, request.target)
-        most = min(model.most_hypotheses for model in choices.values())
-        if request.alignments == "pieces" and any(model.then for model in choices.values()):
-            raise Refusal(400, "the field alignments is pieces; through a pivot language it must be words")
-        n_best, alternatives = request.n_best or 1, request.alternatives
-        for name, asked, largest in (("alternatives", alternatives, most - 1), ("n_best", n_best, most)):
-            if asked > largest:
-                raise Refusal(400, f"the field {name} is {asked}; the search keeps enough for {largest}")
-        if request.documents and not all(model.context for model in choices.values()):
-            raise Refusal(400, "the field documents is true, but a model reads each line alone")
-        count = max(alternatives + 1, n_best)
-        annotations = Annotations(alignments=request.alignments, attention=request.attention)
+        _check(request, choices.values())
+        options = _make_options(request)
         # What grows with a text runs in a thread: this one answers all clients.
         read = read_html if request.format == "html" else read_text
         templates = [await asyncio.to_thread(read, text) for text in request.texts]
@@ -106,8 +102,7 @@ class Translations:
         async def translate_text(text: str, template: Template) -> dict[str, Any]:
             most_likely, *_ = await _detect(text, choices)
             model = choices[most_likely["language"]]
-            how: dict[str, Any] = {"n_best": count, "annotations": annotations, "glossary": request.glossary}
-            answers = await _translate_lines(model, template.lines, documents=request.documents, **how)
+            answers = await _translate_lines(model, template.lines, options, documents=request.documents)
             fields = await asyncio.to_thread(_answer_text, model, template, answers, request)
             return fields | ({"detectedLanguage": most_likely} if request.source == AUTO else {})
 
@@ -117,8 +112,8 @@ class Translations:
             except UserError as error:
                 if request.glossary is None:
                     raise
-                raise Refusal(400, f"the glossary cannot be used: {error}") from error
-        if not request.several:
+                raise HTTPException(400, f"the glossary cannot be used: {error}") from error
+        if isinstance(request.q, str):
             return filled[0]
         names = filled[0] if filled else ("translatedText",)
         return {name: [fields[name] for fields in filled] for name in names}
@@ -134,14 +129,12 @@ class Translations:
     @contextlib.asynccontextmanager
     async def _reserve(self, lines: int) -> AsyncIterator[None]:
         """Count lines as waiting, or refuse them."""
-        most = self._most_waiting
+        most, waiting = self._most_waiting, self.num_waiting
         if lines > most:
-            raise Refusal(413, f"q has {lines} lines; this server takes {most}; send several requests")
-        if self.num_waiting + lines > most:
-            raise Refusal(
-                429,
-                f"{self.num_waiting} lines wait, and this server lets {most} wait; try again in a moment",
-            )
+            raise HTTPException(413, f"q has {lines} lines; this server takes {most}; send several requests")
+        if waiting + lines > most:
+            message = f"{waiting} lines wait, and this server lets {most} wait; try again in a moment"
+            raise HTTPException(429, message, {"Retry-After": "1"})
         self.num_waiting += lines
         try:
             yield
@@ -149,28 +142,56 @@ class Translations:
             self.num_waiting -= lines
 
 
+def _check(request: TextRequest, models: Collection[DirectedModel]) -> None:
+    """Refuse what one of the models that may translate a request does not do."""
+    if request.alignments == "pieces" and request.format == "html":
+        raise HTTPException(400, "the field alignments is pieces; with format html it must be words")
+    if request.alignments == "pieces" and any(model.then for model in models):
+        raise HTTPException(400, "the field alignments is pieces; through a pivot language it must be words")
+    most = min(model.most_hypotheses for model in models)
+    for name, asked, largest in (
+        ("alternatives", request.alternatives, most - 1),
+        ("n_best", request.n_best or 1, most),
+    ):
+        if asked > largest:
+            raise HTTPException(400, f"the field {name} is {asked}; the search keeps enough for {largest}")
+    if request.documents and not all(model.context for model in models):
+        raise HTTPException(400, "the field documents is true, but a model reads each line alone")
+
+
+def _make_options(request: TextRequest) -> Request:
+    """Return what is asked of each line."""
+    glossary = None
+    if request.glossary is not None:
+        try:
+            glossary = Glossary.read(request.glossary.split("\n"), "the field glossary")
+        except UserError as error:
+            raise HTTPException(400, str(error)) from error
+    annotations = Annotations(alignments=request.alignments, attention=request.attention)
+    n_best = max(request.alternatives + 1, request.n_best or 1)
+    return Request("", n_best=n_best, annotations=annotations, glossary=glossary)
+
+
 async def _translate_lines(
-    model: DirectedModel,
-    lines: Sequence[Line],
-    *,
-    documents: bool | None = False,
-    annotations: Annotations = NO_ANNOTATIONS,
-    **options: Any,
+    model: DirectedModel, lines: Sequence[Line], options: Request, *, documents: bool | None = False
 ) -> list[Translation]:
     """Translate lines together, as requests with these options; if this is cancelled, so are they."""
-    for_markup = annotations._replace(alignments="words", for_markup=True)
     context = model.context if documents is not False else 0
     texts = Documents([line.text for line in lines], context)
-    marked, language = [line.marked for line in lines], model.source_language or ""
-    starts = await asyncio.to_thread(lambda: [one and one.find_sentences(language) for one in marked])
-    asked = []
-    for line, start, _ in zip(lines, starts, texts, strict=True):
-        fields: dict[str, Any] = {"annotations": for_markup if line.needs_alignment else annotations}
-        fields["sentence_starts"] = start
-        if context:
-            fields["context"] = texts.before
-        asked.append(model.translate(line.text, **options, **fields))
-    return await asyncio.gather(*asked)
+    language = model.source_language or ""
+    starts = await asyncio.to_thread(lambda: [line.find_sentences(language) for line in lines])
+    for_markup = options.annotations._replace(alignments="words", for_markup=True)
+    requests = [
+        dataclasses.replace(
+            options,
+            text=line.text,
+            annotations=for_markup if line.needs_alignment else options.annotations,
+            sentence_starts=start,
+            context=texts.before if context else None,
+        )
+        for line, start, _ in zip(lines, starts, texts, strict=True)
+    ]
+    return await asyncio.gather(*map(model.translate, requests))
 
 
 async def _detect(text: str, choices: Mapping[str, DirectedModel]) -> list[dict[str, Any]]:
@@ -184,13 +205,13 @@ async def _detect(text: str, choices: Mapping[str, DirectedModel]) -> list[dict[
         return [{"confidence": 0.0, "language": language} for language in choices]
     sample = Line(" ".join(text.split())[:_SAMPLE])
     models = (model._replace(then=None) for model in choices.values())
-    answers = await asyncio.gather(*(_translate_lines(model, [sample]) for model in models))
+    answers = await asyncio.gather(*(_translate_lines(model, [sample], Request("")) for model in models))
     means = [math.exp(answer.log_prob / max(1, len(answer.tokens))) for (answer,) in answers]
-    found = [
+    guesses = [
         {"confidence": round(100 * mean / sum(means), 1), "language": language}
         for language, mean in zip(choices, means, strict=True)
     ]
-    return sorted(found, key=lambda one: -one["confidence"])
+    return sorted(guesses, key=lambda one: -one["confidence"])
 
 
 def _answer_text(
@@ -202,17 +223,12 @@ def _answer_text(
         # Each alternative of the text has the alternatives of its lines, and the best where a line has fewer.
         count = max((len(one.alternatives) for one in answers), default=0)
         fields["alternatives"] = [
-            template.fill([_choose(one, rank) for one in answers])
+            template.fill([one.n_best[rank] if rank < len(one.n_best) else one for one in answers])
             for rank in range(1, min(count, request.alternatives) + 1)
         ]
-    if request.describes:
+    if request.n_best is not None or request.scores or request.attention or request.alignments is not None:
         fields["hypotheses"] = [_describe_line(model, one, request) for one in answers]
     return fields
-
-
-def _choose(translation: Translation, rank: int) -> Translation:
-    hypotheses = translation.n_best
-    return hypotheses[rank] if rank < len(hypotheses) else translation
 
 
 def _describe_line(model: DirectedModel, answer: Translation, request: TextRequest) -> list[dict[str, Any]]:

@@ -32,16 +32,20 @@ class Serving:
         self._thread.start()
 
     def ask(self, path: str, body=None, kind="application/json", method=None, **headers: str):
+        """The status and the body; the headers of the last answer are in `headers`."""
         data = json.dumps(body).encode() if isinstance(body, dict | list) else body
         headers = {name.replace("_", "-"): value for name, value in headers.items()}
         request = urllib.request.Request(
             self.url + path, data, {"Content-Type": kind, **headers}, method=method
         )
         try:
-            with urllib.request.urlopen(request, timeout=100) as response:
-                return response.status, json.loads(response.read())
+            response = urllib.request.urlopen(request, timeout=100)
         except urllib.error.HTTPError as error:
-            return error.code, json.loads(error.read())
+            response = error
+        with response:
+            self.headers, content = response.headers, response.read()
+        is_json = self.headers.get_content_type() == "application/json"
+        return response.status, json.loads(content) if is_json else content.decode()
 
     def translate(self, q, **more):
         return self.ask("/translate", {"q": q, "source": "xx", "target": "yy", **more})

@@ -12,6 +12,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+def open_page(browser, address: str) -> None:
+    browser.open(address)
+    browser.wait("document.querySelector('#pair').options.length")
+
+
 @pytest.fixture
 def browser():
     opened = Browser(width=390, height=844)
@@ -22,8 +27,7 @@ def browser():
 def test_a_reader_types_sees_hovers_and_opens_the_picture(browser, serving, translator):
     line = "ba do fi"
     (expected,) = translator.translate([line], n_best=2)
-    browser.open(serving.url)
-    browser.wait("document.querySelector('#pair').options.length")
+    open_page(browser, serving.url)
     browser.type("#source", line)
     browser.wait(f"document.querySelector('#translation').textContent === {expected.text!r}")
     assert browser.run("document.querySelector('.word.lit')") is None
@@ -53,8 +57,7 @@ def test_a_page_that_waits_says_for_what(browser, serve):
     thread = ModelThread(slow, "xx-yy")
     try:
         serving = serve({("xx", "yy"): DirectedModel(thread)})
-        browser.open(serving.url)
-        browser.wait("document.querySelector('#pair').options.length")
+        open_page(browser, serving.url)
         browser.type("#source", "ba")
         browser.wait("document.querySelector('#state').textContent.startsWith('Translating')")
         browser.wait("document.querySelector('#state').textContent.includes('compiles its programs')")
@@ -82,8 +85,7 @@ def test_a_link_may_give_the_languages_and_the_text(browser, serve):
 def test_a_reader_gives_terms_in_the_box_or_as_a_file(browser, serving, translator, tmp_path):
     (expected,) = translator.translate(["ba do"], required=[["NU MI"]])
     shows = "document.querySelector('#translation').textContent === {!r}".format
-    browser.open(serving.url)
-    browser.wait("document.querySelector('#pair').options.length")
+    open_page(browser, serving.url)
     browser.type("#source", "ba do")
     browser.wait(shows(translator.translate(["ba do"])[0].text))
     browser.click("#show-glossary")

@@ -1,5 +1,6 @@
 """The command `serve`: its flags, and a process that answers what it has begun when it is told to end."""
 
+import contextlib
 import json
 import re
 import resource
@@ -31,7 +32,7 @@ def test_mistakes_are_named(tiny_run, tmp_path, capsys):
     for flags, named in [
         (["--port=70000"], "65535"),
         ([f"--api_key_file={keys}"], "has no key"),
-        ([f"--api_key_file={keys}x"], "cannot be read"),
+        ([f"--api_key_file={keys}x"], "does not exist; did you mean"),
         (["--host=256.0.0.1"], "cannot listen"),
         (["--cors=https://example.org/"], "--cors has 'https://example.org/'"),
         (["--cors=*,localhost:3000"], "--cors has 'localhost:3000'"),
@@ -46,48 +47,43 @@ def test_mistakes_are_named(tiny_run, tmp_path, capsys):
         assert named in capsys.readouterr().err, flags
 
 
-def test_sigterm_ends_the_process_when_all_that_was_begun_is_answered(tiny_run):
-    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    process = subprocess.Popen(
-        [
-            *("sh", "-c", 'ulimit -S -n 256; exec "$@"', "sh"),
-            *(sys.executable, "-m", "flaxformer_mt", "serve", f"--run={tiny_run}", "--port=0"),
-            *("--warm_up=False", "--max_waiting=5000"),
-        ],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=quick_environment(),
-    )
+@contextlib.contextmanager
+def started(*command: object):
+    """A process that serves, and its address."""
+    command = [*map(str, command)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=quick_environment())
     try:
         line = next(line for line in process.stderr if "serving" in line)
-        limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
-        assert limits == (most_files, most_files), "connections are files"
-        url = re.search(r"http://127\.0\.0\.1:\d+/", line)[0]
-        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2][:-1]))) as client:
-            client.sendall(b"this is no HTTP\r\n\r\n")
-            assert client.recv(100).startswith(b"HTTP/1.1 400 ")
-        texts = ["ba do", "gu fi ka"] * 100
-
-        def ask():
-            body = json.dumps({"q": texts, "source": "xx", "target": "yy"}).encode()
-            request = urllib.request.Request(url + "translate", body, {"Content-Type": "application/json"})
-            with urllib.request.urlopen(request, timeout=100) as response:
-                return response.status, json.loads(response.read())["translatedText"]
-
-        with ThreadPoolExecutor() as threads:
-            answer = threads.submit(ask)
-            while "waiting_lines 200" not in _read(url + "metrics"):
-                assert not answer.done(), "the request was answered before the signal"
-            process.send_signal(signal.SIGTERM)
-            status, found = answer.result()
-        assert status == 200 and len(found) == 200 and found[:2] * 100 == found
-        assert process.wait(timeout=60) == 0
-        bad_request, *_, end = process.stderr.read().rstrip("\n").split("\n")
-        assert "Invalid HTTP request" in bad_request and end == "all requests are answered; the server ends"
+        yield process, re.search(r"http://127\.0\.0\.1:\d+/", line)[0]
     finally:
         process.kill()
         process.wait()
         process.stderr.close()
+
+
+def test_sigterm_ends_the_process_when_all_that_was_begun_is_answered(tiny_run):
+    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    limited = ["sh", "-c", 'ulimit -S -n 256; exec "$@"', "sh"]
+    flags = ["serve", f"--run={tiny_run}", "--port=0", "--warm_up=False", "--max_waiting=5000"]
+    with started(*limited, sys.executable, "-m", "flaxformer_mt", *flags) as (process, url):
+        limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        assert limits == (most_files, most_files), "connections are files"
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2][:-1]))) as client:
+            client.sendall(b"this is no HTTP\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 400 ")
+        texts = ["ba do", "gu fi ka"] * 100
+        body = json.dumps({"q": texts, "source": "xx", "target": "yy"}).encode()
+        request = urllib.request.Request(url + "translate", body, {"Content-Type": "application/json"})
+        with ThreadPoolExecutor() as threads:
+            answer = threads.submit(_read, request)
+            while "waiting_lines 200" not in _read(url + "metrics"):
+                assert not answer.done(), "the request was answered before the signal"
+            process.send_signal(signal.SIGTERM)
+            found = json.loads(answer.result())["translatedText"]
+        assert len(found) == 200 and found[:2] * 100 == found
+        assert process.wait(timeout=60) == 0
+        bad_request, *_, end = process.stderr.read().rstrip("\n").split("\n")
+        assert "Invalid HTTP request" in bad_request and end == "all requests are answered; the server ends"
 
 
 def test_ctrl_c_ends_a_server_that_compiles(tiny_run):
@@ -100,26 +96,13 @@ compiled_programs.compile_kept = lambda *arguments: time.sleep(100)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let programs in the background ignore it
 launch(["serve", sys.argv[1], "--port=0"])
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, str(tiny_run)],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=quick_environment(),
-    )
-    try:
-        while "serving" not in (line := process.stderr.readline()):
-            assert line, "the server has ended"
-        url = re.search(r"http://127\.0\.0\.1:\d+/", line)[0]
+    with started(sys.executable, "-c", program, tiny_run) as (process, url):
         assert json.loads(_read(url + "health"))["ready"] is False  # uvicorn has its handlers now
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130, "it does not wait for the compiler"
         assert process.stderr.read().strip().endswith("all requests are answered; the server ends")
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
 
 
-def _read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=60) as response:
+def _read(url: str | urllib.request.Request) -> str:
+    with urllib.request.urlopen(url, timeout=100) as response:
         return response.read().decode()
