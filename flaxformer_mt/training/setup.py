@@ -175,14 +175,13 @@ def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], ob
     state, numbers = shapes_of((setup.state, setup.numbers))  # the first update donates the arrays
     packed, columns = config.data.batching == "pack", setup.prepared.train.base.columns
 
-    def arguments_of(shape: Shape) -> tuple[BatchArray, tuple[Any, ...]]:
-        parts = parallel.layout.row_parts
+    parts, every = parallel.layout.row_parts, []
+    for shape in shapes:
         whole = shape._replace(rows=-(-shape.rows // parts) * parts)
         array = make_empty_batch(whole, columns, packed=packed, pad_id=vocab.pad_id, bos_id=vocab.bos_id)
         batch = parallel.put_shapes(dataclasses.replace(array, unpadded=setup.unpadded.get(shape)))
-        return batch, step.arguments_of(state, numbers, batch)
-
-    compile_ahead(step.by_shape, shapes, arguments_of, config=config, parallel=parallel, say=say)
+        every.append(step.arguments_of(state, numbers, batch))
+    compile_ahead(step.by_shape, every, config=config, parallel=parallel, say=say)
 
 
 def shapes_left(config: Config, setup: TrainingSetup) -> list[Shape]:

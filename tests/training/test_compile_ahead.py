@@ -70,8 +70,7 @@ def compile_all(program: ProgramsByShape, memory: int | None = None) -> list[str
     said: list[str] = []
     compile_ahead(
         program,
-        SHAPES,
-        lambda shape: (batch_of(shape), (batch_of(shape),)),
+        [(batch_of(shape),) for shape in SHAPES],
         config=Config(),
         parallel=SimpleNamespace(memory_limit=lambda: memory, device_kind="tiny device"),
         say=said.append,
