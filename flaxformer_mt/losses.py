@@ -1,4 +1,4 @@
-"""The loss of guided alignment: cross-entropy between attention and given word alignments."""
+"""The losses of training: cross-entropy with smoothed labels, and that of guided alignment."""
 
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ class TokenSums(NamedTuple):
 
 
 @typed
-def sum_over_tokens(
+def smoothed_cross_entropy(
     module: Any,
     hidden: Float[Array, "B T D"],
     target: Int[Array, "B T"],

@@ -161,9 +161,9 @@ _USE_ITS_CONFIG = "use the config that it was trained with, or another run direc
 class Checkpoints(CheckpointIndex):
     """Reads and writes the checkpoints of one run.
 
-    `save` returns once the arrays are on the host, and a thread writes them; the next `save`, `wait`, and what
-    reads a checkpoint wait for that thread and re-raise its exception. Only one job may write to a run at a
-    time; others may read meanwhile.
+    `save` returns once the arrays are on the host, and a thread writes them; the next `save`, `wait`, and
+    what reads a checkpoint wait for that thread and re-raise its exception. Only one job may write to a run
+    at a time; others may read meanwhile.
     With several JAX processes, all of them call `save`, `average` and `wait`. Each writes its own shards to a
     shared folder; the first one makes the checkpoint visible once all have written. If one of them fails to
     write, all raise an exception.

@@ -19,8 +19,9 @@ from flaxformer_mt.training.trained_parameters import describe_frozen
 COMPILING_AHEAD = "compiling the update for all batch shapes"
 
 
-def describe_training(config: Config, setup: TrainingSetup, checkpoints: Checkpoints) -> Iterator[str]:
+def describe_training(setup: TrainingSetup) -> Iterator[str]:
     """Tell what is trained, on what, how, and from where."""
+    config, checkpoints = setup.config, setup.checkpoints
     vocabs, progress = setup.prepared.vocabs, setup.progress
     sizes = f"{vocabs.source.size:,}" if vocabs.joint else f"{vocabs.source.size:,} + {vocabs.target.size:,}"
     directions = ", ".join(direction.name for direction in find_directions(config.data))

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from flaxformer_mt.config import Config, TrainConfig
+from flaxformer_mt.config import TrainConfig
 from flaxformer_mt.data.batch_array import BatchArray
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.flops import Work, peak_flops, real_work, training_flops
-from flaxformer_mt.parallel import Parallel
 from flaxformer_mt.parallel.processes import exchange, is_first, process_count
 from flaxformer_mt.tracking import Tracker
-from flaxformer_mt.training.checkpoint_trees import TrainProgress
+from flaxformer_mt.training.setup import TrainingSetup
 from flaxformer_mt.training.update import StepMetrics
 
 
@@ -58,23 +57,18 @@ class TrainingLog:
     def __init__(
         self,
         tracker: Tracker,
-        config: Config,
-        parallel: Parallel,
-        target_size: int,
+        setup: TrainingSetup,
         *,
-        progress: TrainProgress,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start the clock, and that of the tracker.
+        """Start the clock, and that of the tracker; go on with the log of the checkpoint.
 
         Args:
-          tracker: records and shows the values.
-          target_size: V, the size of the target vocabulary.
-          progress: that of the checkpoint from which training resumes, with the `to_dict` of its log.
           clock: the time, in seconds, that rates are measured by.
         """
-        self._tracker, self._config, self._clock = tracker, config, clock
-        self._parallel, self._target_size = parallel, target_size
+        self._tracker, self._config, self._clock = tracker, setup.config, clock
+        self._parallel, self._target_size = setup.parallel, setup.prepared.vocabs.target.size
+        progress = setup.progress
         # Target tokens, without padding, of all updates read so far, on all devices.
         self.target_tokens = progress.target_tokens
         stored = progress.log if "work" in progress.log else {}  # older versions stored other sums

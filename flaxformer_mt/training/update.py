@@ -26,7 +26,7 @@ from flaxformer_mt.losses import (
     AlignmentSums,
     TokenSums,
     alignment_cross_entropy,
-    sum_over_tokens,
+    smoothed_cross_entropy,
 )
 from flaxformer_mt.model import Model
 from flaxformer_mt.model.attention import GUIDED
@@ -75,7 +75,7 @@ class LossTerm(NamedTuple):
 
 def sum_token_loss(config: UpdateConfig, module: Any, hidden: Array, batch: Batch) -> TokenSums:
     """Sum the cross-entropy with the smoothed targets."""
-    return sum_over_tokens(
+    return smoothed_cross_entropy(
         module,
         hidden,
         batch.target_out,

@@ -27,7 +27,7 @@ from flaxformer_mt.runs import array_files
 from flaxformer_mt.runs import checkpoints as checkpoint_module
 from flaxformer_mt.runs.checkpoints import Checkpoints, write_checkpoint
 from flaxformer_mt.runs.load_run import load_trained, name_checkpoint
-from flaxformer_mt.training.checkpoint_trees import TrainProgress
+from flaxformer_mt.training.resume_position import TrainProgress
 
 
 def make_params(seed: float = 0.0) -> dict:

@@ -8,8 +8,8 @@ import pytest
 from flaxformer_mt.config import Config, TrainConfig
 from flaxformer_mt.errors import FlaxformerWarning
 from flaxformer_mt.tracking import Tracker
-from flaxformer_mt.training.checkpoint_trees import TrainProgress
 from flaxformer_mt.training.final_report import make_report
+from flaxformer_mt.training.resume_position import TrainProgress
 
 
 def test_the_end_of_training_says_that_the_best_model_is_the_one_it_started_from():

@@ -16,7 +16,7 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.flops import real_work, training_flops
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training import train_log
-from flaxformer_mt.training.checkpoint_trees import TrainProgress
+from flaxformer_mt.training.resume_position import TrainProgress
 from flaxformer_mt.training.train_log import TrainingLog
 from flaxformer_mt.training.update import StepMetrics
 
