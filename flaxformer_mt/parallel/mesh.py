@@ -88,7 +88,7 @@ class Parallel:
         )
 
     def sharding_of(self, path: str, shape: tuple[int, ...]) -> NamedSharding:
-        """Return the sharding of an array of a parameter, a state or a result, by its path in the tree."""
+        """Return the sharding of an array of parameters, a state or results, by its path in the tree."""
         return NamedSharding(self.mesh, spec_of(path, shape, self._sizes))
 
     def put(self, batch: Any) -> Any:
@@ -120,9 +120,8 @@ class Parallel:
     ) -> Callable[..., Any]:
         """Compile a function for the devices; its results are sharded by their paths, as states are.
 
-        Args:
-          donate: indices of the positional arguments whose memory the results may reuse.
-          partial: arguments and results are partial sums, see `over_rows`.
+        `donate` are indices of the arguments whose memory the results may reuse; with `partial`, arguments
+        and results are partial sums, see `over_rows`.
         """
 
         def sharded(*arguments: Any) -> Any:
@@ -283,7 +282,6 @@ class Parallel:
 
 
 def with_shardings(shapes: Any, shardings: Any) -> Any:
-    """Return the shapes of a tree with shardings of their own."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
@@ -354,10 +352,7 @@ class SplitParameters:
     ) -> Callable[..., Any]:
         """Compile function(params, *arrays, **static); arrays and results are whole on every device.
 
-        Args:
-          static_argnames: names of the arguments in `static`, which are compile-time constants.
-          donate: indices of the arguments whose memory the results may reuse; params is number 0.
-          options: further options of `jax.jit`.
+        The arguments are those of `compile_by_rows`.
         """
 
         def on_mesh(params: Any, *arrays: Any, **static: Any) -> Any:
@@ -389,8 +384,8 @@ def split_as_trained(parallel: Parallel, parameter_bytes: int) -> SplitParameter
 def split_for_search(config: Config, parameter_bytes: int) -> SplitParameters | None:
     """Return a mesh of all devices for a search, or None if each device has room for the parameters.
 
-    The layout is that of the config if it splits parameters and fits the devices, or else fsdp. With several
-    processes, all of them call it together.
+    The layout is that of the config if it splits parameters and fits the devices, or else fsdp. All processes
+    call it together.
     """
     if jax.device_count() == 1 or _fits_on_each_device(parameter_bytes):
         return None

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -65,8 +66,10 @@ def make_config(**train: Any) -> Config:
 
 
 def make_log(lines, config, gathered=None, parallel=None, clock=None):
-    progress = TrainProgress(log=gathered or {})
-    return TrainingLog(lines, config, parallel or Devices(), 11, progress=progress, clock=clock or Clock())
+    prepared = SimpleNamespace(vocabs=SimpleNamespace(target=SimpleNamespace(size=11)))
+    setup = SimpleNamespace(config=config, parallel=parallel or Devices(), prepared=prepared)
+    setup.progress = TrainProgress(log=gathered or {})
+    return TrainingLog(lines, setup, clock=clock or Clock())
 
 
 def metrics(loss: float, weight: float, correct: float = 0, *alignment: float) -> StepMetrics:
