@@ -1,7 +1,5 @@
 """Training metrics: metrics.jsonl for programs, other trackers, and progress lines for the user.
 
-
-
 RUN/metrics.jsonl {"step": 1200, "time": 1763712000.0, "split": "train", "loss": 3.412, ...}
 RUN/tensorboard/  the same numbers as train/loss, valid/bleu, ...; the config; sample translations
 standard error    step  1200/5000 | loss 3.412 | lr 8.9e-04 | 5,600 tokens/s | padding 6.1% | 12:31 left

@@ -127,12 +127,7 @@ def map_pieces(old: Vocab, new: Vocab) -> np.ndarray:
 
 
 def move_pieces(params: Any, fresh: Any, old: Vocabs, new: Vocabs) -> Any:
-    """Return the parameters for a new vocabulary: pieces of both keep theirs, others have those of `fresh`.
-
-    Args:
-      params: parameters of the network with the old vocabularies.
-      fresh: initial parameters of the network with the new ones.
-    """
+    """Return parameters for a new vocabulary: pieces of both keep theirs, others have those of `fresh`."""
     source, target = map_pieces(old.source, new.source), map_pieces(old.target, new.target)
     leaves = {}
     for path, leaf in flatten_tree(params).items():
@@ -192,9 +187,7 @@ def _describe_pieces(old: Vocabs, new: Vocabs, init: str) -> str:
 
 
 def _read_origin(run_dir: Path) -> str:
-    """Return the run from which this one started; "" if it started from random parameters or
-    another format.
-    """
+    """Return the run from which this one started; "": from random parameters or another format."""
     checkpoints = Checkpoints(run_dir)
     if IMPORTED_STEP not in checkpoints.steps():
         return ""

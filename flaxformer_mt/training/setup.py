@@ -56,8 +56,8 @@ from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
 class TrainStep:
     """One update: from a state and its microbatches to the next state and the metrics to log.
 
-    by_shape: the program that reads a batch: the whole update, or its gradient. add, update: with gradient
-    accumulation, the programs that add two sums, and that update the state by one.
+    by_shape: the program that reads a batch: the whole update, or with gradient accumulation its gradient.
+    add, update: then the programs that add two sums, and that update the state by one.
     """
 
     by_shape: ProgramsByShape
@@ -122,11 +122,7 @@ def set_up_training(
     loss_terms: Sequence[LossTerm] = (),
     allow_changed_data: bool = False,
 ) -> TrainingSetup:
-    """Prepare data, model and state; the state is initialized on its devices, or restored onto them.
-
-    Args:
-      loss_terms, allow_changed_data: see `fit`.
-    """
+    """Prepare data, model and state, which is initialized on its devices or restored; see `fit`."""
     train = config.train
     checkpoints = Checkpoints(run_dir, keep_last=train.keep_checkpoints, best_metric=train.metrics[0])
     parallel = make_parallel(config)

@@ -22,7 +22,7 @@ COMPILING_AHEAD = "compiling the update for all batch shapes"
 def describe_training(setup: TrainingSetup) -> Iterator[str]:
     """Tell what is trained, on what, how, and from where."""
     config, checkpoints = setup.config, setup.checkpoints
-    vocabs, progress = setup.prepared.vocabs, setup.progress
+    vocabs, step = setup.prepared.vocabs, setup.progress.step
     sizes = f"{vocabs.source.size:,}" if vocabs.joint else f"{vocabs.source.size:,} + {vocabs.target.size:,}"
     directions = ", ".join(direction.name for direction in find_directions(config.data))
     yield (
@@ -48,9 +48,9 @@ def describe_training(setup: TrainingSetup) -> Iterator[str]:
         )
     yield describe_batches(setup.prepared.report["batches"])
     yield from describe_long_warmup(config)
-    if progress.step:
-        yield f"resuming at step {progress.step} of {config.train.steps}"
-    if starts_from_import(checkpoints, progress.step):
+    if step:
+        yield f"resuming at step {step} of {config.train.steps}"
+    if starts_from_import(checkpoints, step):
         yield _describe_import(checkpoints)
 
 

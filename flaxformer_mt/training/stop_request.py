@@ -16,7 +16,7 @@ class StopRequest:
     """
 
     def __init__(self, *, announce: bool = True) -> None:
-        """Install nothing yet; `announce`: acknowledge the signal on standard error."""
+        """`announce`: acknowledge the signal on standard error."""
         self.received: signal.Signals | None = None
         self._announce = announce
         self._previous: dict[signal.Signals, Any] = {}

@@ -24,10 +24,7 @@ from flaxformer_mt.training.update import StepMetrics
 
 
 class Totals(NamedTuple):
-    """Sums over the tokens of some updates: losses, and numbers of tokens, of correct and of aligned ones.
-
-    The sums are float64 and add one update at a time, so that resuming changes no bit of them.
-    """
+    """Sums over tokens, in float64 and one update at a time, so that resuming changes no bit of them."""
 
     loss_sum: float = 0.0
     weight: float = 0.0
@@ -36,11 +33,7 @@ class Totals(NamedTuple):
     aligned: float = 0.0
 
     def means(self, config: TrainConfig) -> dict[str, float]:
-        """Return the mean loss per token, and with `log_accuracy` the share of correct tokens.
-
-        They are nan without tokens. With guided alignment there is also the mean loss of alignments per
-        aligned token, which is no part of `loss`.
-        """
+        """Return the means per token; nan without tokens. `alignment_loss` is per aligned token."""
         weight = self.weight or math.nan
         accuracy = {"accuracy": self.correct_sum / weight} if config.log_accuracy else {}
         alignment = {"alignment_loss": self.alignment_sum / self.aligned} if self.aligned else {}
@@ -61,11 +54,7 @@ class TrainingLog:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start the clock, and that of the tracker; go on with the log of the checkpoint.
-
-        Args:
-          clock: the time, in seconds, that rates are measured by.
-        """
+        """Start the clock, and that of the tracker; go on with the log of the checkpoint."""
         self._tracker, self._config, self._clock = tracker, setup.config, clock
         self._parallel, self._target_size = setup.parallel, setup.prepared.vocabs.target.size
         progress = setup.progress
@@ -133,10 +122,7 @@ class TrainingLog:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Measure how long the loop waits for the batches of an update.
-
-        Dispatch is asynchronous: only the part of it counts that is after the end of the update before.
-        """
+        """Measure how long the loop waits for batches, of which the part after the last update counts."""
         start = self._clock()
         yield
         self._wait = start, self._clock()
@@ -214,7 +200,7 @@ class TrainingLog:
         self._work = sum((Work(**json.loads(text)) for text in pooled), Work()) if is_first() else Work()
 
     def _describe_usage(self) -> dict[str, float]:
-        """Return token counts, speeds and shares of a line; values unknown for the devices are absent."""
+        """Return token counts, speeds and shares of a line; what devices do not tell is absent."""
         seconds, work = max(self._seconds, 1e-9), self._work
         rate = training_flops(self._config.model, work, target_size=self._target_size) / seconds
         values = {

@@ -24,9 +24,7 @@ def is_frozen(path: str, patterns: Sequence[str]) -> bool:
 
 
 def is_trained(path: str, optim: OptimConfig) -> bool:
-    """Return whether the parameter at a path is trained; with optim.lora, a factor or one of
-    `also_train`.
-    """
+    """Tell whether a parameter is trained; with optim.lora, a factor or one of `also_train`."""
     if optim.lora.rank:
         return is_factor(path) or is_frozen(path, optim.lora.also_train)
     return not is_frozen(path, optim.freeze)
@@ -52,9 +50,9 @@ def label_parameters(params: Any, patterns: Sequence[str]) -> Any:
     return unflatten_like(params, labels)
 
 
-def rank_at(path: str, *, rank: int, embedding_rank: int) -> int:
+def rank_at(path: str, lora: LoraConfig) -> int:
     """Return the rank of the change of the matrix at a path."""
-    return embedding_rank if embedding_rank and is_table(path) else rank
+    return lora.embedding_rank if lora.embedding_rank and is_table(path) else lora.rank
 
 
 def is_factor(path: str) -> bool:
@@ -104,7 +102,7 @@ def _check_lora(params: Any, lora: LoraConfig) -> None:
             f"{both[0]}; adapt a matrix or train all of it"
         )
     for path in sorted(targets, key=lambda path: min(matrices[path])):
-        rank, (inputs, outputs) = rank_at(path, **_ranks(lora)), matrices[path]
+        rank, (inputs, outputs) = rank_at(path, lora), matrices[path]
         if rank > min(inputs, outputs):
             own = lora.embedding_rank and is_table(path)
             raise UserError(
@@ -119,10 +117,6 @@ def _check_lora(params: Any, lora: LoraConfig) -> None:
         )
 
 
-def _ranks(lora: LoraConfig) -> dict[str, int]:
-    return {"rank": lora.rank, "embedding_rank": lora.embedding_rank}
-
-
 def describe_frozen(params: Any, optim: OptimConfig) -> str:
     """Return how many of the parameters are trained, for the log; "" if none is frozen."""
     sizes = {path: leaf.size for path, leaf in flatten_tree(params).items()}
@@ -134,7 +128,7 @@ def describe_frozen(params: Any, optim: OptimConfig) -> str:
     if not optim.lora.rank:
         return text
     ranks = [
-        rank_at(path.removeprefix("lora/").removesuffix("/down"), **_ranks(optim.lora))
+        rank_at(path.removeprefix("lora/").removesuffix("/down"), optim.lora)
         for path in sizes
         if path.endswith("/down")
     ]

@@ -1,8 +1,8 @@
 """The update of one batch, as pure functions.
 
-Gradients are sums over tokens. They are added over devices by `reduce` and over
-microbatches by `add_sums`, then divided once by the number of tokens, so the update is the same for any
-number of devices and of microbatches.
+Gradients are sums over tokens. They are added over devices by `Parallel.over_rows` and over microbatches by
+`add_sums`, then divided once by the number of tokens, so the update is the same for any number of devices and
+of microbatches.
 """
 
 import dataclasses
@@ -179,8 +179,7 @@ def make_gradient_step(
 ) -> Callable[..., Sums]:
     """Build the pure function from parameters, numbers, step and batch to the summed gradient and losses.
 
-    Args:
-      loss_terms: further terms, which run after those of the config.
+    `loss_terms` are further ones, which run after those of the config.
     """
     terms = [*make_loss_terms(model.config, config), *loss_terms]
 
@@ -218,9 +217,6 @@ def make_update(
     """Build the pure update: division by the weight, clipping, optimizer, moving average.
 
     If the loss or the gradient norm is NaN or infinite, the update changes only the counters.
-
-    Args:
-      platform: the platform that the program is compiled for; see `_take_if`.
     """
 
     def update(state: TrainState, numbers: Hyperparameters, sums: Sums) -> tuple[TrainState, StepMetrics]:
@@ -286,11 +282,7 @@ def _take_if(finite: Array, apply: Callable[..., Any], *state: Any, platform: st
 def make_train_step(
     model: Model, config: UpdateConfig, parallel: Parallel, *, loss_terms: Sequence[LossTerm] = ()
 ) -> Callable[[TrainState, Hyperparameters, Any], tuple[TrainState, StepMetrics]]:
-    """Build the pure update from one batch, whose rows the devices of `parallel` share.
-
-    Args:
-      loss_terms: as in `make_gradient_step`.
-    """
+    """Build the pure update from one batch, whose rows the devices of `parallel` share."""
     gradient_step = make_gradient_step(model, config, loss_terms=loss_terms)
     gradient_step = parallel.over_rows(gradient_step, batch=3)
     update = make_update(config, platform=parallel.platform)
