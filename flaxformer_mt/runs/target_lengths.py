@@ -26,6 +26,12 @@ _MAX_PAIRS = 1_000_000
 # Slopes that are tried: multiples of the mean ratio of the lengths.
 _SLOPES = np.linspace(1.0, 2.0, 101)
 
+# Maximum source lengths of the groups that the file tells apart; the last group has all longer ones.
+_GROUPS = (8, 16, 24, 32, 48, 64, 96, 128)
+
+# What the file says of the target lengths of a group.
+_QUANTILES = {"median": 0.5, "99%": 0.99, "99.9%": 0.999, "longest": 1.0}
+
 
 class TargetLengths(NamedTuple):
     """The length that few translations exceed: int(ratio * source length + offset); lengths include eos."""
@@ -60,9 +66,19 @@ def _thin_out(lengths: np.ndarray) -> np.ndarray:
 
 
 def describe_target_lengths(source_lengths: np.ndarray, target_lengths: np.ndarray) -> dict[str, Any] | None:
-    """The line, and what it was fitted to, as JSON values; None for few pairs."""
+    """The line and the distribution of target lengths as JSON values; None for few pairs."""
     line = fit_target_lengths(source_lengths, target_lengths)
-    return line and {**line._asdict(), "share": _SHARE, "pairs": len(source_lengths)}
+    if line is None:
+        return None
+    numbers = np.searchsorted(_GROUPS, source_lengths)
+    groups = []
+    for number in np.unique(numbers).tolist():
+        targets = np.sort(target_lengths[numbers == number])
+        ranks = {name: math.ceil(share * len(targets)) - 1 for name, share in _QUANTILES.items()}
+        longest = {} if number == len(_GROUPS) else {"longest_source": _GROUPS[number]}
+        quantiles = {name: int(targets[rank]) for name, rank in ranks.items()}
+        groups.append({**longest, "pairs": len(targets), **quantiles})
+    return {**line._asdict(), "share": _SHARE, "pairs": len(source_lengths), "groups": groups}
 
 
 def write_target_lengths(run_dir: Path, described: dict[str, Any] | None) -> None:

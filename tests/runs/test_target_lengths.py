@@ -61,12 +61,17 @@ def test_a_large_training_set_is_thinned_out_evenly(monkeypatch):
     assert fit_target_lengths(sources, targets) == fit_target_lengths(sources[::4], targets[::4])
 
 
-def test_the_line_is_written_and_read_back(tmp_path):
+def test_the_file_has_the_distribution_of_each_group(tmp_path):
     sources, targets = np.array([8] * 1000 + [9, 200] * 50), np.array([*range(1, 1001)] + [7, 90] * 50)
     described = describe_target_lengths(sources, targets)
     write_target_lengths(tmp_path, described)
     found = json.loads((tmp_path / "target_lengths.json").read_text())
     assert found == described and (found["pairs"], found["share"]) == (1100, 0.999)
+    first, second, last = found["groups"]
+    quantiles = {"median": 500, "99%": 990, "99.9%": 999, "longest": 1000}
+    assert first == {"longest_source": 8, "pairs": 1000, **quantiles}
+    assert second["longest_source"] == 16 and (second["median"], second["pairs"]) == (7, 50)
+    assert "longest_source" not in last and last["longest"] == 90
     assert read_target_lengths(tmp_path) == (fit_target_lengths(sources, targets), None, None)
     write_target_lengths(tmp_path, None)
     assert read_target_lengths(tmp_path) == (None, None, None) and not [*tmp_path.iterdir()]
