@@ -81,25 +81,32 @@ def without_empty(leaves: Leaves) -> Leaves:
 
 class SharedSave:
     def __init__(
-        self,
-        trees: dict[str, Leaves],
-        *,
-        begin: Callable[[], Path],
-        publish: Callable[[Path, dict[str, atomic_folder.FileDigest]], None],
+        self, owner: "Checkpoints", step: int, trees: dict[str, Leaves], progress: dict[str, Any]
     ) -> None:
         """Copy this process's shards to the host and start to write them; all processes call it together.
 
-        In process 0, `begin` makes the hidden folder, with an empty folder for each item, on a file system
-        that all processes share; `publish`, given the digests of files, makes it visible once all shards are
-        on disk.
+        Process 0 makes a hidden folder, with an empty folder for each item, on a file system that all share.
         """
-        folder = decide_once(lambda: remote_runs.to_url(begin()))
-        self._folder, self._names = remote_runs.to_local(folder), list(trees)
-        self._publish = publish
+        filled = {name: stored for name, leaves in trees.items() if (stored := without_empty(leaves))}
+        specs = {name: make_specs(leaves) for name, leaves in trees.items()}
+        self._metadata = {"trees": specs, "progress": progress}
+
+        def begin() -> str:
+            with explain_failed_write(owner.describe):
+                owner.sweep()
+                # A process of an earlier job that has not ended yet must not write into this folder.
+                folder = atomic_folder.begin_folder(owner.folder(step), unique=True)
+                for name in filled:
+                    (folder / name).mkdir()
+                return remote_runs.to_url(folder)
+
+        folder = decide_once(begin)
+        self._owner, self._step = owner, step
+        self._folder, self._names = remote_runs.to_local(folder), list(filled)
         self._error: Exception | None = None
         self._waits: list[Callable[[], None]] = []
         try:
-            for name, leaves in trees.items():
+            for name, leaves in filled.items():
                 if folder != str(self._folder):  # the run is in a store, and its copy is our own
                     (self._folder / name).mkdir(parents=True, exist_ok=True)
                 self._waits.append(array_files.start_shared_item(self._folder / name, leaves))
@@ -141,7 +148,9 @@ class SharedSave:
             for name in self._names:
                 array_files.finish_shared_item(self._folder / name)
             files = {name: file for report in reports for name, file in report["files"].items()}
-            self._publish(self._folder, files)
+            atomic_folder.seal_folder(self._folder, self._metadata, written=files)
+            atomic_folder.publish_folder(self._owner.folder(self._step), self._folder)
+            self._owner.prune(self._step)
         except Exception as error:
             self._error = error
             return f"process 0 of {len(reports)}: {_describe(error)}"
@@ -307,10 +316,10 @@ class Checkpoints(CheckpointIndex):
         only the training process may call it. Sets `warning` to the names of newer, damaged checkpoints.
         """
         self.finish_writing()
-        self._sweep()
+        self.sweep()
         step, self.warning = self.find_newest_undamaged()
         if step is not None:
-            self._prune(step)
+            self.prune(step)
         return step
 
     def resolve(self, which: int | str) -> Path:
@@ -340,9 +349,9 @@ class Checkpoints(CheckpointIndex):
         copies = {name: copy_to_host(leaves) for name, leaves in trees.items()}
 
         def write() -> None:
-            self._sweep()
+            self.sweep()
             write_checkpoint(self.folder(step), copies, progress)
-            self._prune(step)
+            self.prune(step)
 
         return write
 
@@ -350,25 +359,7 @@ class Checkpoints(CheckpointIndex):
         self, step: int, trees: dict[str, Leaves], progress: dict[str, Any]
     ) -> Callable[[], None]:
         """Start to write the shards of this process; return the function that waits for the checkpoint."""
-        final = self.folder(step)
-
-        def begin() -> Path:
-            with explain_failed_write(self.describe):
-                self._sweep()
-                # A process of an earlier job that has not ended yet must not write into this folder.
-                folder = atomic_folder.begin_folder(final, unique=True)
-                for name in filled:
-                    (folder / name).mkdir()
-                return folder
-
-        def publish(folder: Path, written: dict[str, atomic_folder.FileDigest]) -> None:
-            atomic_folder.seal_folder(folder, {"trees": specs, "progress": progress}, written=written)
-            atomic_folder.publish_folder(final, folder)
-            self._prune(step)
-
-        specs = {name: make_specs(leaves) for name, leaves in trees.items()}
-        filled = {name: stored for name, leaves in trees.items() if (stored := without_empty(leaves))}
-        shared = SharedSave(filled, begin=begin, publish=publish)
+        shared = SharedSave(self, step, trees, progress)
 
         def write() -> None:
             try:
@@ -379,12 +370,13 @@ class Checkpoints(CheckpointIndex):
 
         return write
 
-    def _prune(self, step: int) -> None:
+    def prune(self, step: int) -> None:
+        """Remove the checkpoints that are no longer kept once that of `step` is published."""
         for other in self.removable(step, keep_last=self._keep_last):
             atomic_folder.remove_folder(self.folder(other))
 
-    def _sweep(self) -> None:
-        # only before the first save: a reader must not remove what another process is writing
+    def sweep(self) -> None:
+        """Remove what a killed process has left, before the first save: readers must not."""
         if not self._swept and is_first():
             atomic_folder.sweep_folders(self.directory)
         self._swept = True
