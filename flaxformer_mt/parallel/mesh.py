@@ -65,13 +65,7 @@ class Parallel:
 
         Two processes of two devices each, data 4: (0, 1) on the first and (2, 3) on the second.
         """
-        blocks = self.mesh.devices.reshape(self.layout.row_parts, -1)
-        own_index = jax.process_index()
-        return tuple(
-            part
-            for part, row in enumerate(blocks)
-            if any(device.process_index == own_index for device in row)
-        )
+        return tuple(n for n, holders in enumerate(self._row_holders()) if jax.process_index() in holders)
 
     @property
     def row_factor(self) -> int:
@@ -81,11 +75,12 @@ class Parallel:
     @property
     def counts_rows(self) -> bool:
         """Whether this process is the first that holds its rows: each row is counted by one process only."""
-        blocks = self.mesh.devices.reshape(self.layout.row_parts, -1)
-        return all(
-            min(device.process_index for device in blocks[part]) == jax.process_index()
-            for part in self.row_share
-        )
+        return all(min(self._row_holders()[part]) == jax.process_index() for part in self.row_share)
+
+    def _row_holders(self) -> list[set[int]]:
+        """Return the processes that hold each part of the rows."""
+        parts = self.mesh.devices.reshape(self.layout.row_parts, -1)
+        return [{device.process_index for device in devices} for devices in parts]
 
     def sharding_of(self, path: str, shape: tuple[int, ...]) -> NamedSharding:
         """Return the sharding of an array of parameters, a state or results, by its path in the tree."""
@@ -212,7 +207,7 @@ class Parallel:
         return describe_placements(choose_placements(shapes, self._sizes), self._sizes)
 
     def shardings(self, tree: Any) -> Any:
-        """Return `sharding_of` for every leaf of a tree of arrays or shapes, as a tree of equal structure."""
+        """Return `sharding_of` for every leaf of a tree of arrays or shapes."""
         leaves = flatten_tree(tree)
         return unflatten_like(
             tree, {path: self.sharding_of(path, np.shape(leaf)) for path, leaf in leaves.items()}
@@ -266,13 +261,13 @@ class Parallel:
         return self.mesh.size
 
     def memory(self) -> int | None:
-        """Return the peak memory in bytes of any device of this process; None if unavailable, as on CPUs."""
+        """Return the peak memory in bytes of any device of this process; None: unknown, as on CPUs."""
         statistics = [device.memory_stats() or {} for device in self.mesh.local_devices]
         peaks = [found["peak_bytes_in_use"] for found in statistics if "peak_bytes_in_use" in found]
         return max(peaks, default=None)
 
     def memory_limit(self) -> int | None:
-        """Return the bytes that a program may use on every device of this process; None if unavailable."""
+        """Return the bytes that a program may use on every device of this process; None: unknown."""
         found = [device_memory(device) for device in self.mesh.local_devices]
         return min((memory[0] for memory in found if memory is not None), default=None)
 
@@ -304,10 +299,8 @@ def _sum_over(axes: Sequence[str], group: dict[str, Any]) -> dict[str, Any]:
 class SplitParameters:
     """A mesh over which the parameters of a model are split, and programs that use them.
 
-    All devices compute all rows together. Activations are split as the parameters are: along the model width
-    over fsdp, along heads, feed-forward width and vocabulary over tensor. So programs send activations
-    between devices, and never parameters. With several processes, all of them make the same calls with the
-    same arrays.
+    All devices compute all rows together. Activations are split as the parameters are, so that programs send
+    activations between devices, and never parameters. All processes make the same calls with the same arrays.
     """
 
     def __init__(self, parallel: Parallel) -> None:
@@ -371,10 +364,7 @@ def place_parameters(params: Any, spread: bool | SplitParameters) -> Any:
 
 
 def split_as_trained(parallel: Parallel, parameter_bytes: int) -> SplitParameters | None:
-    """Return the mesh of a training for a search in between, or None if each device has room for the model.
-
-    With several processes, all of them call it together.
-    """
+    """Return a training's mesh for a search, or None if each device has room; all processes call it."""
     layout = parallel.layout
     if layout.fsdp * layout.tensor == 1:
         return None
