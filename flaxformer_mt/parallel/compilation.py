@@ -1,8 +1,8 @@
 """Compile time, options of the compiler, and programs that are kept on disk.
 
 JAX's own cache keeps what the compiler makes, but a new process traces and lowers each function again. A kept
-program is loaded without that: with a base-size network, `translate` of one line takes 2.6 s of processor time
-instead of 6.8 s with JAX's cache alone, and each batch shape of an update 2 s less (two cores, AMX, busy).
+program is loaded without that: with a base-size network, `translate` of one line takes 2.6 s of processor
+time instead of 6.8 s with JAX's cache alone, and each batch shape of an update 2 s less (Xeon with AMX).
 """
 
 import contextlib

@@ -183,14 +183,14 @@ def _train(
         while not _is_finished(config, progress):
             with jax.profiler.StepTraceAnnotation("update", step_num=progress.step + 1):
                 with log.waiting():
-                    position, microbatches = _take(batches, config.optim.accumulation)
+                    positions, microbatches = zip(*itertools.islice(batches, config.optim.accumulation))
                 on_devices = [setup.put(batch) for batch in microbatches]
                 with _tell_of_compiling(tracker, setup, on_devices, shapes):
                     state, metrics = setup.train_step(state, setup.numbers, on_devices)
-            _advance(progress, position, config, tracker)
+            _advance(progress, positions[-1], config, tracker)
             step = progress.step
             for hook in hooks:
-                hook(step, metrics, microbatches, position.epoch)
+                hook(step, metrics, microbatches, progress.epoch)
             last = step == train.steps or has_ended(config.data, progress)
             if validation is not None and (last or step % train.evaluate_every == 0):
                 with log.paused():
@@ -246,12 +246,6 @@ def _open_batches(setup: TrainingSetup) -> Iterator[Iterator[tuple[Position, Bat
     )
     with contextlib.closing(train), contextlib.closing(batches):
         yield batches
-
-
-def _take(batches: Iterator[tuple[Position, BatchArray]], count: int) -> tuple[Position, list[BatchArray]]:
-    """Return the microbatches of an update, and the position after them."""
-    taken = list(itertools.islice(batches, count))
-    return taken[-1][0], [batch for _, batch in taken]
 
 
 def _advance(progress: TrainProgress, after: Position, config: Config, tracker: Tracker) -> None:

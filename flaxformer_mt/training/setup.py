@@ -137,7 +137,12 @@ def set_up_training(
     model, layers = make_training_model(config, parallel, sizes=(vocabs.source.size, vocabs.target.size))
     if config.optim.freeze or config.optim.lora.rank:
         check_patterns(jax.eval_shape(lambda: init_params(model, jax.random.key(0))), config.optim)
-    state, reached = load_state(checkpoints, parallel, lambda: _make_state(model, config, parallel))
+
+    def make_state() -> TrainState:
+        params = init_training_params(model, config, config.seed, sharding_of=parallel.sharding_of)
+        return parallel.init(lambda params: init_state(params, config.optim), params, donate=(0,))
+
+    state, reached = load_state(checkpoints, parallel, make_state)
     pairs = filter(None, (prepared.train.pairs, prepared.valid_pairs))
     texts = {text: name for part in pairs for text, name in part.name_texts().items()}
     if not allow_changed_data:
@@ -158,11 +163,6 @@ def set_up_training(
         sum(x.size for x in jax.tree.leaves(without_factors(state.params))),
         find_unpadded_sizes(config, parallel, [plan["shapes"] for plan in _epoch_plans(prepared)]),
     )
-
-
-def _make_state(model: Model, config: Config, parallel: Parallel) -> TrainState:
-    params = init_training_params(model, config, config.seed, sharding_of=parallel.sharding_of)
-    return parallel.init(lambda params: init_state(params, config.optim), params, donate=(0,))
 
 
 def compile_shapes(setup: TrainingSetup, say: Callable[[str], object]) -> None:
@@ -243,7 +243,7 @@ def compile_train_step(
 ) -> TrainStep:
     """Compile the update: one program, or with gradient accumulation three (gradient, sum, update).
 
-    Each group of devices adds the gradients of its own rows over the microbatches; the groups are added once.
+    Then each group of devices adds the gradients of its rows over microbatches, and the groups once.
     """
     selected = UpdateConfig.of(config)
     dependencies, devices = [model.config, selected, config.parallel], list(parallel.mesh.devices.flat)

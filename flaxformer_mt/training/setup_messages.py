@@ -97,8 +97,7 @@ def _describe_attention(config: Config, parallel: Parallel) -> str:
 def describe_doubts(config: Config, platform: str) -> Iterator[str]:
     """Warn of a warm-up that is shorter than the config says, and of a dtype that is slow on this CPU."""
     warmup, steps = config.optim.warmup_steps, config.train.steps
-    updates = warmup_updates(config.optim, total_steps=steps)
-    if updates != warmup:
+    if (updates := warmup_updates(config.optim, total_steps=steps)) != warmup:
         yield (
             f"optim.warmup_steps {warmup} is not below train.steps {steps}, at which schedule "
             f"{config.optim.schedule} ends; the warm-up is shortened to {updates} updates"

@@ -6,7 +6,7 @@ import json
 import math
 import operator
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -80,10 +80,7 @@ class TrainingLog:
         tracker.start_clock()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the sums since the last lines, as JSON values for a checkpoint; waits for the newest update.
-
-        With the sums, the first lines after resuming cover the same updates as in an uninterrupted run.
-        """
+        """Return the sums since the last lines, for a checkpoint; waits for the newest update."""
         self._read_newest()
         self._pool_work()
         return {
@@ -97,12 +94,10 @@ class TrainingLog:
             "epoch": self._epoch,
         }
 
-    def add(self, step: int, metrics: StepMetrics, batches: list[BatchArray], epoch: int) -> None:
+    def add(self, step: int, metrics: StepMetrics, batches: Sequence[BatchArray], epoch: int) -> None:
         """Add an update that has been dispatched; wait for the one before, and log the lines that it ends.
 
-        Args:
-          epoch: the epoch of the next batch, from 0. An update with microbatches of two epochs belongs to the
-            first one and ends it.
+        `epoch` is that of the next batch. An update of two epochs belongs to the first one and ends it.
         """
         ended = self._watcher.submit(self._time_when_ready, metrics.weight)
         self._read_newest()

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 from tiny_experiment import quick_environment
 
-from flaxformer_mt.config import Config, DataConfig, ModelConfig, ParallelConfig
+from flaxformer_mt.config import Config, ModelConfig, ParallelConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import choose_layout, rows_per_device
@@ -89,12 +89,6 @@ def test_sizes_that_axes_do_not_divide_are_refused_together():
     assert "model.ffn_dim 30" in ffn and "model.model_dim 33 is not divisible by parallel.fsdp 2" in width
 
 
-def test_devices_need_not_divide_the_rows_of_a_batch():
-    """The loader adds rows of padding, so that a run can move to any number of devices."""
-    config = dataclasses.replace(Config(), data=DataConfig(row_multiple=12))
-    assert choose_layout(config, device_count=8).row_parts == 8
-
-
 def test_several_processes_use_all_devices():
     with pytest.raises(UserError, match=r"asks for 2 of 8 devices, but 2 processes share them"):
         choose_layout(make_config(ParallelConfig(devices=2)), device_count=8, process_count=2)
@@ -141,7 +135,11 @@ def test_every_parameter_matches_one_rule_and_every_matrix_is_split():
     assert used | factors == {pattern for pattern, _ in RULES}, "test_lora.py has models with factors"
 
 
-def test_a_new_name_without_a_rule_is_noticed():
+def test_the_table_names_rule_count_shape_and_axes_and_a_name_without_a_rule_is_noticed():
+    lines = describe_placements(choose_placements(shapes_of("plain"), SIZES), SIZES)
+    kernel = next(line for line in lines if "feedforward/(input|gate)/kernel" in line)
+    assert kernel.split("  ", 2)[2].strip().startswith("4 x [16, 24]: fsdp 2, tensor 4 (as ")
+    assert any("whole on every device" in line for line in lines if "norm" in line)
     with pytest.raises(ValueError, match="decoder/gadget/kernel matches 0 sharding rules"):
         choose_placements({"decoder/gadget/kernel": (4, 4)}, SIZES)
 
@@ -161,13 +159,6 @@ def test_what_is_not_divisible_or_not_a_parameter_stays_whole():
     path = "opt_state/0/v_row/decoder/layers_0/feedforward/input/kernel"
     assert spec_of(path, (16,), SIZES) == PartitionSpec()
     assert spec_of("step", (), SIZES) == PartitionSpec()
-
-
-def test_the_table_names_rule_count_shape_and_axes():
-    lines = describe_placements(choose_placements(shapes_of("plain"), SIZES), SIZES)
-    kernel = next(line for line in lines if "feedforward/(input|gate)/kernel" in line)
-    assert kernel.split("  ", 2)[2].strip().startswith("4 x [16, 24]: fsdp 2, tensor 4 (as ")
-    assert any("whole on every device" in line for line in lines if "norm" in line)
 
 
 def test_parameters_are_gathered_along_the_axis_that_fsdp_splits():

@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -35,16 +35,8 @@ def test_the_second_signal_acts_at_once(second):
 
 
 def test_outside_the_main_thread_it_waits_for_nobody():
-    received = []
-
-    def work() -> None:
-        with StopRequest() as stop:
-            received.append(stop.received)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert received == [None]
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(lambda: StopRequest().__enter__().received).result() is None
 
 
 def test_a_signal_during_a_print_is_no_error():
