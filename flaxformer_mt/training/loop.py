@@ -163,7 +163,7 @@ def _train(
 ) -> None:
     """Run the loop to the end or an interruption: batch, update, log, validation and checkpoint when due."""
     config, progress, state = setup.config, setup.progress, setup.state
-    train, best_metric = config.train, config.train.metrics[0]
+    train, best_metric, count = config.train, config.train.metrics[0], config.optim.accumulation
     validation = None
     if setup.prepared.valid_pairs is not None:
         validation = Validation(config, setup.prepared, setup.model, setup.parallel, like=state.params)
@@ -183,7 +183,7 @@ def _train(
         while not _is_finished(config, progress):
             with jax.profiler.StepTraceAnnotation("update", step_num=progress.step + 1):
                 with log.waiting():
-                    positions, microbatches = zip(*itertools.islice(batches, config.optim.accumulation))
+                    positions, microbatches = zip(*itertools.islice(batches, count), strict=True)
                 on_devices = [setup.put(batch) for batch in microbatches]
                 with _tell_of_compiling(tracker, setup, on_devices, shapes):
                     state, metrics = setup.train_step(state, setup.numbers, on_devices)

@@ -95,7 +95,7 @@ def _describe_attention(config: Config, parallel: Parallel) -> str:
 
 
 def describe_doubts(config: Config, platform: str) -> Iterator[str]:
-    """Warn of a warm-up that is shorter than the config says, and of a dtype that is slow on this CPU."""
+    """Warn of a shortened warm-up, and of a dtype that is slow on this CPU."""
     warmup, steps = config.optim.warmup_steps, config.train.steps
     if (updates := warmup_updates(config.optim, total_steps=steps)) != warmup:
         yield (

@@ -12,7 +12,7 @@ from flaxformer_mt.parallel.processes import any_process, process_count
 class StopRequest:
     """Context manager that records the first SIGTERM or SIGINT; a second one raises KeyboardInterrupt.
 
-    Outside of the main thread no signal handlers can be installed, and nothing is ever received.
+    Outside of the main thread nothing is ever received.
     """
 
     def __init__(self, *, announce: bool = True) -> None:

@@ -43,8 +43,7 @@ class Totals(NamedTuple):
 class TrainingLog:
     """Sums the metrics of updates, and logs them every `train.log_every` updates and after each epoch.
 
-    An update is read once the next one has been dispatched: the host never waits for the newest update, so
-    that the devices always have work.
+    An update is read once the next one has been dispatched, so that the devices always have work.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class TrainingLog:
         # The newest update, until it has been read, and the metrics of the last one that has.
         self._unread: tuple[int, StepMetrics, int, Future[float]] | None = None
         self._metrics: StepMetrics | None = None
-        # Records when an update ends, also while the loop waits for a batch; ends with this object.
+        # Records when an update ends, also while the loop waits for a batch.
         self._watcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="watch-updates")
         # The end of the newest update that has been read, and the time up to which seconds are counted.
         self._ended = self._counted_until = clock()
