@@ -80,7 +80,8 @@ def test_only_what_training_can_go_on_with_may_change(name, tmp_path):
         endings = {"rate": 0.25, "weight": 0.25, "norm": True}
         value = next((value for ending, value in endings.items() if name.endswith(ending)), 32)
     elif isinstance(old, tuple):
-        value = {"data.weights": [1.0], "data.stages": [{"name": "a"}]}.get(name, ["a"])
+        others = {"data.weights": [1.0], "data.stages": [{"name": "a"}], "train.trackers": ["wandb"]}
+        value = others.get(name, ["a"])
     else:
         value = another_word(name, old)
     new = Config().replace({name: value})
