@@ -296,7 +296,6 @@ def _describe(value: Any) -> Any:
 
 
 def _describe_surroundings() -> dict[str, Any]:
-    """Return what any program depends on."""
     devices = jax.local_devices()
     settings = {
         name: str(value) for name, value in jax.config.values.items() if not name.startswith(_UNRELATED)

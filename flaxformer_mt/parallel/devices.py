@@ -32,7 +32,6 @@ def default_device_kind() -> str:
 
 
 def default_platform() -> str:
-    """Return the platform of JAX's default device: cpu, gpu or tpu."""
     return find_devices()[0].platform
 
 
@@ -103,7 +102,6 @@ class DeviceLayout(NamedTuple):
 
     @property
     def row_parts(self) -> int:
-        """Number of parts into which the rows of a batch are split."""
         return self.data * self.fsdp
 
     def describe(self) -> str:

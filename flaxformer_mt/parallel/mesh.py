@@ -78,7 +78,6 @@ class Parallel:
         return all(min(self._row_holders()[part]) == jax.process_index() for part in self.row_share)
 
     def _row_holders(self) -> list[set[int]]:
-        """Return the processes that hold each part of the rows."""
         parts = self.mesh.devices.reshape(self.layout.row_parts, -1)
         return [{device.process_index for device in devices} for devices in parts]
 
@@ -106,7 +105,6 @@ class Parallel:
         return jax.make_array_from_callback(whole, sharding, rows_of)
 
     def put_shapes(self, batch: Any) -> Any:
-        """Return the shapes and shardings of the result of `put` for a whole batch of these shapes."""
         rows = NamedSharding(self.mesh, _ROWS)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch)
 
@@ -187,8 +185,6 @@ class Parallel:
         return fsdp_axis(path, dimensions) if self._sizes["fsdp"] > 1 else None
 
     def _parameter_specs(self, tree: Any) -> Any:
-        """Return the specs over fsdp of a tree of parameters; other arrays are whole."""
-
         def spec(path: str, leaf: Any) -> PartitionSpec:
             axis = self._fsdp_axis(path, np.ndim(leaf))
             return PartitionSpec() if axis is None else PartitionSpec(*(None,) * axis, "fsdp")
@@ -234,7 +230,6 @@ class Parallel:
         return jax.jit(function, out_shardings=self.shardings(shapes), donate_argnums=donate)(*arguments)
 
     def place(self, tree: Any) -> Any:
-        """Transfer host arrays of a parameter tree or a state to the devices, each with its sharding."""
         return jax.tree.map(place_host_array, tree, self.shardings(tree))
 
     def fetch(self, tree: Any) -> Any:
@@ -247,17 +242,14 @@ class Parallel:
 
     @property
     def device_kind(self) -> str:
-        """The name of these devices in JAX: `NVIDIA H200`, `TPU v5 lite`, `cpu`."""
         return self.mesh.devices.flat[0].device_kind
 
     @property
     def platform(self) -> str:
-        """The platform of these devices: cpu, gpu or tpu."""
         return self.mesh.devices.flat[0].platform
 
     @property
     def device_count(self) -> int:
-        """Number of devices that share the work, including those of other processes."""
         return self.mesh.size
 
     def memory(self) -> int | None:
@@ -272,7 +264,6 @@ class Parallel:
         return min((memory[0] for memory in found if memory is not None), default=None)
 
     def describe(self) -> str:
-        """Return a description for the log: `8 x NVIDIA H200`, or `AMD EPYC (2 cores)`."""
         return describe_devices(self.mesh.devices.flat, jax.process_count())
 
 
@@ -311,7 +302,6 @@ class SplitParameters:
 
     @property
     def whole(self) -> NamedSharding:
-        """The sharding of arrays that are whole on every device."""
         return NamedSharding(self._mesh, PartitionSpec())
 
     def sharding_of(self, path: str, shape: tuple[int, ...]) -> NamedSharding:
@@ -320,7 +310,6 @@ class SplitParameters:
         return NamedSharding(self._mesh, PartitionSpec(*names))
 
     def place(self, params: Any) -> Any:
-        """Split the parameters of a model: host arrays, or arrays on the devices of the mesh."""
         leaves = flatten_tree(params)
         shardings = {path: self.sharding_of(path, np.shape(leaf)) for path, leaf in leaves.items()}
         if any(isinstance(leaf, jax.Array) for leaf in leaves.values()):

@@ -65,7 +65,6 @@ def _local_mesh() -> Mesh:
 
 
 def split_rows() -> NamedSharding:
-    """Return the sharding of arrays whose rows are those of all local devices."""
     return NamedSharding(_local_mesh(), PartitionSpec(_AXIS))
 
 

@@ -31,7 +31,6 @@ def constrain(x: Array, letters: str) -> Array:
 
 
 def is_split() -> bool:
-    """Tell whether XLA splits the program that is being traced over devices."""
     return bool(_split_axes())
 
 
@@ -107,7 +106,6 @@ def map_parts(
 
 
 def _split_axes() -> dict[str, int]:
-    """Return sizes of the mesh axes that are left to XLA."""
     mesh = jax.sharding.get_abstract_mesh()
     return {axis: mesh.shape[axis] for axis in mesh.auto_axes if mesh.shape[axis] > 1}
 

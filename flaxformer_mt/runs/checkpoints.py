@@ -138,7 +138,6 @@ class SharedSave:
         return {"problem": _describe(self._error)}
 
     def _conclude(self, texts: list[str]) -> str:
-        """Publish the checkpoint, given the reports of all processes; return the problem, "" if none."""
         reports = [json.loads(text) for text in texts]
         for process, report in enumerate(reports):
             if "problem" in report:
@@ -345,7 +344,6 @@ class Checkpoints(CheckpointIndex):
     def _start_save(
         self, step: int, trees: dict[str, Leaves], progress: dict[str, Any]
     ) -> Callable[[], None]:
-        """Copy the trees to the host; return the function that writes them."""
         copies = {name: copy_to_host(leaves) for name, leaves in trees.items()}
 
         def write() -> None:

@@ -108,7 +108,6 @@ class Tracker:
         self._record(lambda service: service.log_report(page))
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Record translations of a few sentences in the trackers, and show them, one a line."""
         if not samples:
             return
         self._record(lambda service: service.log_samples(step, samples))

@@ -49,18 +49,15 @@ class ProgramsByShape:
         self._programs: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run the program for the shape of the batch."""
         key = _key(arguments[self._batch])
         if key not in self._programs:
             self._programs[key] = self.start(*arguments)()
         return self._programs[key](*arguments)
 
     def __len__(self) -> int:
-        """Return the number of shapes for which there is a program."""
         return len(self._programs)
 
     def __contains__(self, batch: Any) -> bool:
-        """Tell whether there is a program for batches of this shape."""
         return _key(batch) in self._programs
 
     def lower(self, *arguments: Any) -> Any:

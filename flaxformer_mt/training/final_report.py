@@ -155,6 +155,5 @@ def describe_report(report: Mapping[str, Any], run_dir: Path) -> str:
 
 
 def _shorten(path: Path) -> Path:
-    """Return the path from the working directory, if it is below."""
     here = Path.cwd()
     return path.absolute().relative_to(here) if path.absolute().is_relative_to(here) else path

@@ -213,7 +213,6 @@ def _train(
 def _tell_of_compiling(
     tracker: Tracker, setup: TrainingSetup, batches: list[BatchArray], expected: int
 ) -> contextlib.AbstractContextManager[None]:
-    """Show the number of the program that an update has to wait for, if it is one that must be compiled."""
     programs = setup.train_step.by_shape
     if all(batch in programs for batch in batches):
         return contextlib.nullcontext()

@@ -128,7 +128,6 @@ class Hyperparameters(NamedTuple):
 
 
 def make_hyperparameters(config: Config) -> Hyperparameters:
-    """Return the numbers of a config as numpy arrays without axes."""
     optim, steps = config.optim, config.train.steps
     warmup = max(warmup_updates(optim, total_steps=steps), 1)
     peak, shape = optim.learning_rate, optim.schedule

@@ -41,11 +41,9 @@ class TrainProgress:
 
     @property
     def position(self) -> Position:
-        """The next batch."""
         return Position(self.epoch, self.index, self.stage, self.stage_epoch, self.stage_batches)
 
     def advance(self, position: Position) -> None:
-        """Record one update; `position` is the next batch."""
         self.step += 1
         self.epoch, self.index, self.stage, self.stage_epoch, self.stage_batches = position
         self.metrics = {}
@@ -64,7 +62,6 @@ class TrainProgress:
         return False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
         return dataclasses.asdict(self)
 
     @classmethod

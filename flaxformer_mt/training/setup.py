@@ -105,7 +105,6 @@ class TrainingSetup(NamedTuple):
 
     @property
     def row_share(self) -> RowShare:
-        """The rows of a batch that this process loads."""
         return RowShare(self.parallel.layout.row_parts, self.parallel.row_share)
 
     def put(self, batch: BatchArray) -> BatchArray:

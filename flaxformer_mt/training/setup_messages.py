@@ -20,7 +20,6 @@ COMPILING_AHEAD = "compiling the update for all batch shapes"
 
 
 def describe_training(setup: TrainingSetup) -> Iterator[str]:
-    """Tell what is trained, on what, how, and from where."""
     config, checkpoints = setup.config, setup.checkpoints
     vocabs, step = setup.prepared.vocabs, setup.progress.step
     sizes = f"{vocabs.source.size:,}" if vocabs.joint else f"{vocabs.source.size:,} + {vocabs.target.size:,}"
@@ -84,7 +83,6 @@ def _describe_import(checkpoints: Checkpoints) -> str:
 
 
 def _describe_attention(config: Config, parallel: Parallel) -> str:
-    """Tell which kernel computes attention in the longest batches, and why."""
     data = config.data
     lengths = (data.max_source_length if data.source_language else 0, data.max_target_length)
     source, target = (-(-length // data.length_multiple) * data.length_multiple for length in lengths)
@@ -95,7 +93,6 @@ def _describe_attention(config: Config, parallel: Parallel) -> str:
 
 
 def describe_doubts(config: Config, platform: str) -> Iterator[str]:
-    """Warn of a shortened warm-up, and of a dtype that is slow on this CPU."""
     warmup, steps = config.optim.warmup_steps, config.train.steps
     if (updates := warmup_updates(config.optim, total_steps=steps)) != warmup:
         yield (
@@ -121,7 +118,6 @@ def describe_long_warmup(config: Config) -> Iterator[str]:
 
 
 def describe_stage_end(config: Config, step: int, ended: int, stage: int) -> str:
-    """Describe the end of a stage, by the numbers of the stage that ended and of the next one."""
     stages = config.data.stages
     following = "the last one" if stage == len(stages) else f"then stage {stages[stage].name}"
     return f"update {step} ends stage {stages[ended].name}, {following}"

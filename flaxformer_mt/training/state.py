@@ -119,7 +119,6 @@ def init_training_params(model: Model, config: Config, seed: Array | int, **plac
 
 
 def init_state(params: Any, config: OptimConfig) -> TrainState:
-    """Make the state before the first update."""
     zero = jnp.zeros((), jnp.int32)
     # A copy: an update donates the buffers of the state, and each buffer can be donated only once.
     ema_params = jax.tree.map(jnp.copy, params) if config.ema_decay > 0 else None

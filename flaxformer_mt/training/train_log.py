@@ -135,7 +135,6 @@ class TrainingLog:
         self._counted_until = end
 
     def flush(self, step: int) -> None:
-        """Log all updates since the last line, if there are any."""
         self._read_newest()
         if self._metrics is not None and self._updates:
             self._log_updates(step, self._metrics)

@@ -51,12 +51,10 @@ def label_parameters(params: Any, patterns: Sequence[str]) -> Any:
 
 
 def rank_at(path: str, lora: LoraConfig) -> int:
-    """Return the rank of the change of the matrix at a path."""
     return lora.embedding_rank if lora.embedding_rank and is_table(path) else lora.rank
 
 
 def is_factor(path: str) -> bool:
-    """Tell whether a path is that of a trained part of a change."""
     return path.startswith(f"{FACTORS}/") and path.rpartition("/")[2] in ("down", "up")
 
 
@@ -137,7 +135,6 @@ def describe_frozen(params: Any, optim: OptimConfig) -> str:
 
 
 def _examples(paths: Sequence[str]) -> list[str]:
-    """Return the first parameter below each name of the top level."""
     first: dict[str, str] = {}
     for path in paths:
         first.setdefault(path.partition("/")[0], path)

@@ -74,7 +74,6 @@ class LossTerm(NamedTuple):
 
 
 def sum_token_loss(config: UpdateConfig, module: Any, hidden: Array, batch: Batch) -> TokenSums:
-    """Sum the cross-entropy with the smoothed targets."""
     return smoothed_cross_entropy(
         module,
         hidden,
@@ -163,8 +162,6 @@ def add_sums(left: Sums, right: Sums) -> Sums:
 def sum_losses(
     model: nn.Module, params: Any, batch: Batch, key: Array, terms: Sequence[LossTerm]
 ) -> tuple[Array, list[Any]]:
-    """Return the weighted sum of all loss terms of a batch, and the sums of each term."""
-
     def run(module: Any) -> list[Any]:
         hidden = module.hidden(batch, deterministic=False)
         return [term.sum_loss(module, hidden, batch) for term in terms]

@@ -111,7 +111,6 @@ class Validation:
         return self._parallel.place_shapes(jax.eval_shape(function, params))
 
     def __call__(self, params: Any) -> dict[str, float]:
-        """Return the scores of these parameters, by name."""
         start = time.monotonic()
         if self._compiling is not None:
             self._compiling.result()
