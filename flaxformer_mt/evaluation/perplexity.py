@@ -71,10 +71,9 @@ def make_evaluation_step(
 
         def run(module: Any) -> TokenSums:
             hidden = module.hidden(batch, deterministic=True)
-            chunk_tokens = config.loss_chunk_tokens
-            target, mask = batch.target_out, batch.target_mask
+            chunk_tokens, unweighted = config.loss_chunk_tokens, batch._replace(target_weights=None)
             return smoothed_cross_entropy(
-                module, hidden, target, mask, smoothing=0.0, chunk_tokens=chunk_tokens, count=True
+                module, hidden, unweighted, smoothing=0.0, chunk_tokens=chunk_tokens, count=True
             )
 
         sums = nn.apply(run, model)({"params": params})

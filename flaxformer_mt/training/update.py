@@ -73,19 +73,6 @@ class LossTerm(NamedTuple):
     collections: tuple[str, ...] = ()
 
 
-def sum_token_loss(config: UpdateConfig, module: Any, hidden: Array, batch: Batch) -> TokenSums:
-    return smoothed_cross_entropy(
-        module,
-        hidden,
-        batch.target_out,
-        batch.target_mask,
-        smoothing=config.label_smoothing,
-        chunk_tokens=config.loss_chunk_tokens,
-        count=config.log_accuracy,
-        token_weights=batch.target_weights,
-    )
-
-
 def sum_alignment_loss(config: ModelConfig, module: Any, hidden: Array, batch: Batch) -> AlignmentSums:
     """Sum the cross-entropy of a head of cross-attention with given word alignments (guided alignment)."""
     assert batch.alignment is not None
@@ -114,7 +101,13 @@ def head_scores(config: ModelConfig, stored: Any, batch: Batch, rule: MaskRule, 
 
 def make_loss_terms(model: ModelConfig, config: UpdateConfig) -> list[LossTerm]:
     """List the terms of a config: that of tokens, and that of alignments if the model is guided by them."""
-    terms = [LossTerm(functools.partial(sum_token_loss, config))]
+    sum_tokens = functools.partial(
+        smoothed_cross_entropy,
+        smoothing=config.label_smoothing,
+        chunk_tokens=config.loss_chunk_tokens,
+        count=config.log_accuracy,
+    )
+    terms = [LossTerm(sum_tokens)]
     if guided := model.alignment.weight:
         sum_loss = functools.partial(sum_alignment_loss, model)
         terms.append(LossTerm(sum_loss, weight=guided, collections=(GUIDED,)))
