@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from flaxformer_mt.evaluation.comparison import ResamplingOptions
     from flaxformer_mt.evaluation.evaluate import EvaluationOptions, evaluate_run
     from flaxformer_mt.scoring.metrics import define_scorer
-    from flaxformer_mt.training.initial_model import start_run
     from flaxformer_mt.training.loop import fit
     from flaxformer_mt.translation.glossary import Glossary
     from flaxformer_mt.translation.requests import Request
@@ -53,7 +52,6 @@ __all__ = [
     "generate_text",
     "import_run",
     "load_config",
-    "start_run",
 ]
 
 # Public name -> the module that defines it.
@@ -78,7 +76,6 @@ _HOMES = {
     "generate_text": "translation.scorer",
     "import_run": "convert.import_run",
     "load_config": "config.files",
-    "start_run": "training.initial_model",
 }
 
 

@@ -13,13 +13,14 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from benchmarks.originals.tiny_hub import MAKERS
-from flaxformer_mt import Config, Translator, fit, start_run
+from flaxformer_mt import Config, Translator, fit
 from flaxformer_mt.config import DataConfig, LoraConfig, OptimConfig, ParallelConfig, TrainConfig
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.convert.import_run import import_run
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.parameter_trees import flatten_tree
 from flaxformer_mt.runs.load_run import load_trained
+from flaxformer_mt.training.initial_model import start_run
 
 WORDS = {"der": "the", "Hund": "dog", "Katze": "cat", "schläft": "sleeps", "heute": "today", "und": "and"}
 
