@@ -33,34 +33,22 @@ def make_config(parallel: ParallelConfig | None = None, **model: int) -> Config:
     return Config(model=ModelConfig(**model), parallel=parallel or ParallelConfig())
 
 
-@pytest.mark.parametrize(
-    ("parallel", "devices", "expected"),
-    [
-        (ParallelConfig(), 8, ("pmap", 8, 1, 1)),
-        (ParallelConfig(), 1, ("mesh", 1, 1, 1)),
-        (ParallelConfig(backend="pmap"), 1, ("pmap", 1, 1, 1)),
-        (ParallelConfig(backend="mesh"), 4, ("mesh", 4, 1, 1)),
-        (ParallelConfig(fsdp=2), 8, ("mesh", 4, 2, 1)),
-        (ParallelConfig(data=2, fsdp=2, tensor=2), 8, ("mesh", 2, 2, 2)),
-        (ParallelConfig(devices=2), 8, ("pmap", 2, 1, 1)),
-    ],
-)
-def test_axes_are_filled_and_auto_chooses(parallel, devices, expected):
-    assert choose_layout(make_config(parallel), device_count=devices)[:4] == expected
-
-
-@pytest.mark.parametrize(
-    ("parallel", "platform", "twice"),
-    [
-        (ParallelConfig(fsdp=2), "cpu", True),
-        (ParallelConfig(fsdp=2), "tpu", False),
-        (ParallelConfig(fsdp=2, fsdp_gathers="once"), "cpu", False),
-        (ParallelConfig(fsdp=2, fsdp_gathers="twice"), "gpu", True),
-        (ParallelConfig(tensor=2), "cpu", False),
-    ],
-)
-def test_matrices_are_gathered_twice_where_devices_share_a_memory(parallel, platform, twice):
-    assert choose_layout(make_config(parallel), device_count=8, platform=platform).gathers_twice == twice
+def test_axes_are_filled_and_auto_chooses():
+    """Also whether matrices are gathered twice: where devices share a memory."""
+    for parallel, devices, platform, expected in (
+        (ParallelConfig(), 8, "", ("pmap", 8, 1, 1, False)),
+        (ParallelConfig(), 1, "", ("mesh", 1, 1, 1, False)),
+        (ParallelConfig(backend="pmap"), 1, "", ("pmap", 1, 1, 1, False)),
+        (ParallelConfig(backend="mesh"), 4, "", ("mesh", 4, 1, 1, False)),
+        (ParallelConfig(data=2, fsdp=2, tensor=2), 8, "gpu", ("mesh", 2, 2, 2, False)),
+        (ParallelConfig(devices=2), 8, "", ("pmap", 2, 1, 1, False)),
+        (ParallelConfig(fsdp=2), 8, "cpu", ("mesh", 4, 2, 1, True)),
+        (ParallelConfig(fsdp=2), 8, "tpu", ("mesh", 4, 2, 1, False)),
+        (ParallelConfig(fsdp=2, fsdp_gathers="once"), 8, "cpu", ("mesh", 4, 2, 1, False)),
+        (ParallelConfig(fsdp=2, fsdp_gathers="twice"), 8, "gpu", ("mesh", 4, 2, 1, True)),
+        (ParallelConfig(tensor=2), 8, "cpu", ("mesh", 4, 1, 2, False)),
+    ):
+        assert choose_layout(make_config(parallel), device_count=devices, platform=platform) == expected
 
 
 @pytest.mark.parametrize(
