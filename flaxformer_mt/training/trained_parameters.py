@@ -26,7 +26,8 @@ def is_frozen(path: str, patterns: Sequence[str]) -> bool:
 def is_trained(path: str, optim: OptimConfig) -> bool:
     """Tell whether a parameter is trained; with optim.lora, a factor or one of `also_train`."""
     if optim.lora.rank:
-        return is_factor(path) or is_frozen(path, optim.lora.also_train)
+        is_factor = path.startswith(f"{FACTORS}/") and path.endswith(("/down", "/up"))
+        return is_factor or is_frozen(path, optim.lora.also_train)
     return not is_frozen(path, optim.freeze)
 
 
@@ -44,18 +45,8 @@ def replace_trained(params: Any, trained: Any, optim: OptimConfig) -> Any:
     return unflatten_like(params, flatten_tree(params) | flatten_tree(trained))
 
 
-def label_parameters(params: Any, patterns: Sequence[str]) -> Any:
-    """Return the tree with "frozen" or "trained" in place of each parameter."""
-    labels = {path: "frozen" if is_frozen(path, patterns) else "trained" for path in flatten_tree(params)}
-    return unflatten_like(params, labels)
-
-
 def rank_at(path: str, lora: LoraConfig) -> int:
     return lora.embedding_rank if lora.embedding_rank and is_table(path) else lora.rank
-
-
-def is_factor(path: str) -> bool:
-    return path.startswith(f"{FACTORS}/") and path.rpartition("/")[2] in ("down", "up")
 
 
 def find_targets(params: Any, lora: LoraConfig) -> list[str]:
