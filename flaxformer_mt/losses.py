@@ -1,13 +1,13 @@
-"""The loss of guided alignment: cross-entropy between attention and given word alignments."""
+"""The losses of training: cross-entropy with smoothed labels, and that of guided alignment."""
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Float, UInt8
 
 from flaxformer_mt.kernels.cross_entropy import Output
-from flaxformer_mt.shapes import Array, typed
+from flaxformer_mt.shapes import Array, Batch, typed
 
 
 class AlignmentSums(NamedTuple):
@@ -53,16 +53,14 @@ class TokenSums(NamedTuple):
 
 
 @typed
-def sum_over_tokens(
+def smoothed_cross_entropy(
     module: Any,
     hidden: Float[Array, "B T D"],
-    target: Int[Array, "B T"],
-    mask: Bool[Array, "B T"],
+    batch: Batch,
     *,
     smoothing: float,
     chunk_tokens: int,
     count: bool,
-    token_weights: Float[Array, "B T"] | None = None,
 ) -> TokenSums:
     """Sum the cross-entropy in nats, and with `count` the correct tokens, of a model's hidden states.
 
@@ -70,14 +68,13 @@ def sum_over_tokens(
       module: the model, bound to its parameters, with the method `output_layer` and its `kernels`.
       smoothing: label smoothing (Szegedy et al. 2016, section 7).
       chunk_tokens: about how many tokens have logits in memory at a time. 0: all.
-      token_weights: weights of the tokens in all sums. None: 1.
     """
-    weights = jnp.asarray(mask, jnp.float32)
-    weights = weights if token_weights is None else weights * token_weights
+    target, weights = jnp.asarray(batch.target_out), jnp.asarray(batch.target_mask, jnp.float32)
+    weights = weights if batch.target_weights is None else weights * batch.target_weights
     totals = module.kernels.cross_entropy(
         hidden,
         Output(*module.output_layer()),
-        jnp.asarray(target),
+        target,
         weights,
         smoothing=smoothing,
         chunk_tokens=chunk_tokens or target.size,

@@ -497,7 +497,7 @@ def test_a_service_that_cannot_begin_is_one_line_before_the_data_are_read(tmp_pa
         fit(config, tmp_path / "run")
 
     class Refusing:
-        def __init__(self, identity):
+        def __init__(self, run_dir, identity):
             raise ValueError("no login\nmore")
 
     monkeypatch.setattr(tracking_services, "import_service", lambda name: Refusing)

@@ -22,7 +22,11 @@ from flaxformer_mt.config.foreign_names import FOREIGN_NAMES
 # What the page of the API shows: module.NAME, or module.NAME[members].
 API = {
     "Config": ("config.files.load_config", "config.schema.Config[replace]"),
-    "Training": ("training.loop.fit", "training.final_report.TrainingReport"),
+    "Training": (
+        "training.loop.fit",
+        "training.initial_model.start_run",
+        "training.final_report.TrainingReport",
+    ),
     "Translation": (
         "translation.translator.Translator[load,translate,translate_stream,with_search,warm_up,engine]",
         "translation.translator.TranslationOptions",

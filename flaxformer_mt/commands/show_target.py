@@ -105,7 +105,7 @@ def compile_update(config: Config, parallel: Parallel, sizes: tuple[int, int]) -
     numbers = parallel.place_shapes(make_hyperparameters(config))
     rows = parallel.put_shapes(_pad_rows(longest_batch(config), parallel.layout.row_parts))
     inputs = step.arguments_of(state, numbers, rows)
-    if step.add is None:
+    if step.update is None:
         return [_compile(parallel, step.by_shape, inputs)]
     shapes = jax.eval_shape(step.by_shape.jitted, *inputs)
     sums = with_shardings(shapes, parallel.partial_shardings(shapes))

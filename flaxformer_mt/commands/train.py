@@ -12,15 +12,19 @@ from flaxformer_mt.tracking.progress_display import WorkProgress
 def train(options: TrainOptions) -> object:
     from flaxformer_mt.evaluation.run_report.page import report_training
     from flaxformer_mt.training.final_report import describe_report
+    from flaxformer_mt.training.initial_model import start_run
     from flaxformer_mt.training.loop import fit
 
     if options.new_vocab and options.init is None:
         raise UserError("--new_vocab needs the run that training starts from; give --init=RUN")
+    config = options.config
+    if options.init is not None:
+        config = start_run(
+            config, options.run, options.init, new_vocab=options.new_vocab, progress=sys.stderr
+        )
     report = fit(
-        options.config,
+        config,
         options.run,
-        init=options.init,
-        new_vocab=options.new_vocab,
         profile=options.profile or 0,
         allow_changed_data=options.allow_changed_data,
         progress=sys.stderr,

@@ -19,7 +19,7 @@ from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.decoding.ensemble_members import Members, Sources, make_models
 from flaxformer_mt.decoding.state_sizes import CANDIDATES_PER_TOKEN, check_memory
 from flaxformer_mt.parallel import SplitParameters, compile_by_rows, default_platform, local_device_count
-from flaxformer_mt.parallel.compilation import compile_kept, keep_json
+from flaxformer_mt.parallel.compilation import keep_json, lower_kept
 from flaxformer_mt.parallel.rows_per_device import split_rows
 from flaxformer_mt.processor import core_count
 from flaxformer_mt.search import (
@@ -225,7 +225,7 @@ class SearchPrograms:
             if facts is None:
                 return self._jit(function, donate=donate).lower(*arguments).compile()
             program = self._jit(function, donate=())
-            return compile_kept(program, arguments, [*facts, function.__name__], devices)
+            return lower_kept(program, arguments, [*facts, function.__name__], devices)()
 
         return _compilers().submit(compile_one)
 

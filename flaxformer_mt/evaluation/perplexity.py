@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from flaxformer_mt.config import TrainConfig
 from flaxformer_mt.data.batch_array import BatchArray, as_batch
-from flaxformer_mt.losses import TokenSums, sum_over_tokens
+from flaxformer_mt.losses import TokenSums, smoothed_cross_entropy
 from flaxformer_mt.shapes import Array, Batch
 
 
@@ -71,10 +71,9 @@ def make_evaluation_step(
 
         def run(module: Any) -> TokenSums:
             hidden = module.hidden(batch, deterministic=True)
-            chunk_tokens = config.loss_chunk_tokens
-            target, mask = batch.target_out, batch.target_mask
-            return sum_over_tokens(
-                module, hidden, target, mask, smoothing=0.0, chunk_tokens=chunk_tokens, count=True
+            chunk_tokens, unweighted = config.loss_chunk_tokens, batch._replace(target_weights=None)
+            return smoothed_cross_entropy(
+                module, hidden, unweighted, smoothing=0.0, chunk_tokens=chunk_tokens, count=True
             )
 
         sums = nn.apply(run, model)({"params": params})

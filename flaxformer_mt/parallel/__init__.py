@@ -1,9 +1,7 @@
 """Devices: which there are, how arrays are sharded over them, and how functions are compiled for them.
 
-`Parallel` trains on a mesh with the axes data, fsdp and tensor: rows of a batch and parameters are split over
-it. `compile_by_rows` and `SplitParameters` search. `constrain` is what models and kernels say
-about devices. Imports nothing of the models (tests enforce this): `RULES` identify parameters by
-their paths.
+`Parallel` trains on a mesh, `compile_by_rows` and `SplitParameters` search, and `constrain` is what models
+and kernels say about devices. Imports nothing of the models: `RULES` identify parameters by their paths.
 """
 
 from collections.abc import Sequence
@@ -40,15 +38,10 @@ from flaxformer_mt.parallel.rows_per_device import (
 
 
 def make_parallel(config: Config, *, devices: Sequence[jax.Device] | None = None) -> Parallel:
-    """Return the mesh that the config selects, over the given devices or those of all processes.
-
-    Raises:
-      UserError: axes whose product is not the number of devices, or sizes that are not divisible by them.
-    """
+    """Return the mesh that the config selects, over the given devices or those of all processes."""
     devices = training_devices() if devices is None else devices
-    layout = choose_layout(
-        config, device_count=len(devices), process_count=jax.process_count(), platform=devices[0].platform
-    )
-    used = devices[: layout.device_count]
     platform = devices[0].platform
-    return Parallel(layout, used, default_compiler_options(platform))
+    layout = choose_layout(
+        config, device_count=len(devices), process_count=jax.process_count(), platform=platform
+    )
+    return Parallel(layout, devices[: layout.device_count], default_compiler_options(platform))

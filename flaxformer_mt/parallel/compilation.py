@@ -1,8 +1,8 @@
 """Compile time, options of the compiler, and programs that are kept on disk.
 
 JAX's own cache keeps what the compiler makes, but a new process traces and lowers each function again. A kept
-program is loaded without that: `translate` with one line starts in 1.1 s instead of 2.7 s with JAX's cache
-alone, and the toy training in 13 s instead of 17 s (two cores of a Zen 5, second start).
+program is loaded without that: with a base-size network, `translate` of one line takes 2.6 s of processor
+time instead of 6.8 s with JAX's cache alone, and each batch shape of an update 2 s less (Xeon with AMX).
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _COMPILING = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/comp
 
 
 class CompileClock:
-    """A context manager that measures compile time; what several threads compile at a time counts once."""
+    """A context manager that measures compile time; what threads compile at the same time counts once."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._start = clock, clock()
@@ -77,7 +77,7 @@ class CompileClock:
 
 
 def default_compiler_options(platform: str) -> dict[str, str | bool]:
-    """Return the options for programs of a platform that the package sets itself.
+    """Return the options that the package sets itself.
 
     On GPUs, numbers that the model rounds to bfloat16 are rounded: XLA would keep them in float32 from kernel
     to kernel, and move twice the bytes.
@@ -111,13 +111,6 @@ def keep_json(kind: str, dependencies: Any, make: Callable[[], Any]) -> Any:
     """The JSON value that `make` returned in this process or an earlier one for equal dependencies."""
     made = functools.cache(lambda: json.loads(json.dumps(make())))
     return _keep(_find_path(kind, dependencies), lambda folder: made(), lambda folder, value: value, made)
-
-
-def compile_kept(
-    function: Callable[..., Any], arguments: tuple[Any, ...], dependencies: Any, devices: Sequence[jax.Device]
-) -> Callable[..., tuple[jax.Array, ...]]:
-    """Return the program of a function that returns a tuple of arrays; see `lower_kept`."""
-    return lower_kept(function, arguments, dependencies, devices)()
 
 
 def lower_kept(
@@ -273,7 +266,6 @@ def _describe(value: Any) -> Any:
 
 
 def _describe_surroundings() -> dict[str, Any]:
-    """Return what any program depends on."""
     devices = jax.local_devices()
     settings = {
         name: str(value) for name, value in jax.config.values.items() if not name.startswith(_UNRELATED)

@@ -17,11 +17,7 @@ _MEMORY_VARIABLE = "FLAXFORMER_MT_DEVICE_MEMORY"
 
 
 def find_devices() -> list[jax.Device]:
-    """Return the devices of all processes: whoever asks for JAX's first device asks here.
-
-    Raises:
-      UserError: JAX finds none, as where JAX_PLATFORMS names a platform that is not here.
-    """
+    """Return the devices of all processes; whoever asks for JAX's first device asks here."""
     try:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:  # an assertion: JAX_PLATFORMS names none that is here
@@ -32,12 +28,10 @@ def find_devices() -> list[jax.Device]:
 
 
 def default_device_kind() -> str:
-    """Return the name of JAX's default device."""
     return find_devices()[0].device_kind
 
 
 def default_platform() -> str:
-    """Return the platform of JAX's default device: cpu, gpu or tpu."""
     return find_devices()[0].platform
 
 
@@ -52,11 +46,7 @@ def describe_devices(devices: Iterable[jax.Device], process_count: int = 1) -> s
 
 
 def device_memory(device: jax.Device) -> tuple[int, int] | None:
-    """Return the bytes of memory of a device that JAX may use and those in use, or None if it does not tell.
-
-    Raises:
-      UserError: FLAXFORMER_MT_DEVICE_MEMORY is no number of bytes.
-    """
+    """Return the bytes of memory of a device that JAX may use and those in use; None: it does not tell."""
     if _MEMORY_VARIABLE in os.environ:
         text = os.environ[_MEMORY_VARIABLE]
         if not text.isascii() or not text.isdigit():
@@ -108,12 +98,10 @@ class DeviceLayout(NamedTuple):
 
     @property
     def device_count(self) -> int:
-        """Number of devices that share the work."""
         return self.data * self.fsdp * self.tensor
 
     @property
     def row_parts(self) -> int:
-        """Number of parts into which the rows of a batch are split."""
         return self.data * self.fsdp
 
     def describe(self) -> str:
@@ -128,18 +116,14 @@ class DeviceLayout(NamedTuple):
 def choose_layout(
     config: Config, *, device_count: int, process_count: int = 1, platform: str = ""
 ) -> DeviceLayout:
-    """Return the layout that the config selects for a number of devices.
+    """Return the layout that the config selects for a number of devices; refuse invalid axes and sizes.
 
     Backend auto is pmap for plain data parallelism over several devices, and mesh otherwise: with fsdp or
     tensor above 1, and on one device, where it is plain jit.
-
-    Raises:
-      UserError: invalid axes or sizes, one line per problem with the numbers and the nearest valid choice.
     """
     parallel = config.parallel
     data, fsdp, tensor = _fill_axes(config, device_count, process_count)
-    problems = [*_backend_problems(config), *_size_problems(config, data, fsdp, tensor)]
-    if problems:
+    if problems := list(_find_problems(config, fsdp, tensor)):
         raise UserError("\n".join(problems))
     plain = fsdp == tensor == 1 and data > 1
     backend = ("pmap" if plain else "mesh") if parallel.backend == "auto" else parallel.backend
@@ -160,47 +144,31 @@ def _fill_axes(config: Config, device_count: int, process_count: int) -> tuple[i
             "all that fsdp and tensor leave)"
         )
     if not data and device_count % (fsdp * tensor):
-        near_fsdp = _nearest(fsdp, (n for n in _divisors(device_count) if device_count % (n * tensor) == 0))
-        near_tensor = _nearest(tensor, (n for n in _divisors(device_count) if device_count % (n * fsdp) == 0))
-        hints = [f"parallel.fsdp={near_fsdp}"] if near_fsdp else []
-        hints += [f"parallel.tensor={near_tensor}"] if near_tensor else []
         raise UserError(
-            f"{axes} does not divide the {device_count} available devices; nearest valid choice: "
-            + (" or ".join(hints) or "parallel.fsdp=1 with parallel.tensor=1")
+            f"{axes} does not divide the {device_count} available devices; set parallel.fsdp and "
+            f"parallel.tensor so that their product is one of {_list_divisors(device_count)}"
         )
     return data or rest, fsdp, tensor
 
 
-def _backend_problems(config: Config) -> Iterator[str]:
-    parallel = config.parallel
+def _find_problems(config: Config, fsdp: int, tensor: int) -> Iterator[str]:
+    parallel, model = config.parallel, config.model
     if parallel.backend == "pmap" and parallel.fsdp * parallel.tensor > 1:
         yield (
             f"parallel.backend pmap replicates parameters on every device, but parallel.fsdp is "
             f"{parallel.fsdp} and parallel.tensor {parallel.tensor}; set parallel.backend=mesh, or both to 1"
         )
+    for name, size, axis, parts in (
+        ("num_heads", model.num_heads, "tensor", tensor),
+        ("ffn_dim", model.ffn_dim, "tensor", tensor),
+        ("model_dim", model.model_dim, "fsdp", fsdp),
+    ):
+        if size % parts:
+            yield (
+                f"model.{name} {size} is not divisible by parallel.{axis} {parts}; set model.{name} to a "
+                f"multiple of {parts}, or parallel.{axis} to one of {_list_divisors(size)}"
+            )
 
 
-def _size_problems(config: Config, data: int, fsdp: int, tensor: int) -> Iterator[str]:
-    model = config.model
-    for name, size in [("num_heads", model.num_heads), ("ffn_dim", model.ffn_dim)]:
-        if size % tensor:
-            yield _indivisible(f"model.{name}", size, "parallel.tensor", tensor, data * fsdp * tensor)
-    if model.model_dim % fsdp:
-        yield _indivisible("model.model_dim", model.model_dim, "parallel.fsdp", fsdp, data * fsdp * tensor)
-
-
-def _indivisible(name: str, size: int, axis: str, parts: int, device_count: int) -> str:
-    nearest_size = max(1, round(size / parts)) * parts
-    candidates = set(_divisors(size)) & set(_divisors(device_count))
-    return (
-        f"{name} {size} is not divisible by {axis} {parts}; nearest valid choice: {name}={nearest_size}, "
-        f"or {axis}={_nearest(parts, candidates)}"
-    )
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
-
-
-def _nearest(number: int, choices: Iterable[int]) -> int | None:
-    return min(choices, key=lambda n: (abs(n - number), n), default=None)
+def _list_divisors(number: int) -> str:
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)

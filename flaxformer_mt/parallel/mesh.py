@@ -65,13 +65,7 @@ class Parallel:
 
         Two processes of two devices each, data 4: (0, 1) on the first and (2, 3) on the second.
         """
-        blocks = self.mesh.devices.reshape(self.layout.row_parts, -1)
-        own_index = jax.process_index()
-        return tuple(
-            part
-            for part, row in enumerate(blocks)
-            if any(device.process_index == own_index for device in row)
-        )
+        return tuple(n for n, holders in enumerate(self._row_holders()) if jax.process_index() in holders)
 
     @property
     def row_factor(self) -> int:
@@ -81,14 +75,14 @@ class Parallel:
     @property
     def counts_rows(self) -> bool:
         """Whether this process is the first that holds its rows: each row is counted by one process only."""
-        blocks = self.mesh.devices.reshape(self.layout.row_parts, -1)
-        return all(
-            min(device.process_index for device in blocks[part]) == jax.process_index()
-            for part in self.row_share
-        )
+        return all(min(self._row_holders()[part]) == jax.process_index() for part in self.row_share)
+
+    def _row_holders(self) -> list[set[int]]:
+        parts = self.mesh.devices.reshape(self.layout.row_parts, -1)
+        return [{device.process_index for device in devices} for devices in parts]
 
     def sharding_of(self, path: str, shape: tuple[int, ...]) -> NamedSharding:
-        """Return the sharding of an array of a parameter, a state or a result, by its path in the tree."""
+        """Return the sharding of an array of parameters, a state or results, by its path in the tree."""
         return NamedSharding(self.mesh, spec_of(path, shape, self._sizes))
 
     def put(self, batch: Any) -> Any:
@@ -111,7 +105,6 @@ class Parallel:
         return jax.make_array_from_callback(whole, sharding, rows_of)
 
     def put_shapes(self, batch: Any) -> Any:
-        """Return the shapes and shardings of the result of `put` for a whole batch of these shapes."""
         rows = NamedSharding(self.mesh, _ROWS)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch)
 
@@ -120,9 +113,8 @@ class Parallel:
     ) -> Callable[..., Any]:
         """Compile a function for the devices; its results are sharded by their paths, as states are.
 
-        Args:
-          donate: indices of the positional arguments whose memory the results may reuse.
-          partial: arguments and results are partial sums, see `over_rows`.
+        `donate` are indices of the arguments whose memory the results may reuse; with `partial`, arguments
+        and results are partial sums, see `over_rows`.
         """
 
         def sharded(*arguments: Any) -> Any:
@@ -193,8 +185,6 @@ class Parallel:
         return fsdp_axis(path, dimensions) if self._sizes["fsdp"] > 1 else None
 
     def _parameter_specs(self, tree: Any) -> Any:
-        """Return the specs over fsdp of a tree of parameters; other arrays are whole."""
-
         def spec(path: str, leaf: Any) -> PartitionSpec:
             axis = self._fsdp_axis(path, np.ndim(leaf))
             return PartitionSpec() if axis is None else PartitionSpec(*(None,) * axis, "fsdp")
@@ -213,7 +203,7 @@ class Parallel:
         return describe_placements(choose_placements(shapes, self._sizes), self._sizes)
 
     def shardings(self, tree: Any) -> Any:
-        """Return `sharding_of` for every leaf of a tree of arrays or shapes, as a tree of equal structure."""
+        """Return `sharding_of` for every leaf of a tree of arrays or shapes."""
         leaves = flatten_tree(tree)
         return unflatten_like(
             tree, {path: self.sharding_of(path, np.shape(leaf)) for path, leaf in leaves.items()}
@@ -240,7 +230,6 @@ class Parallel:
         return jax.jit(function, out_shardings=self.shardings(shapes), donate_argnums=donate)(*arguments)
 
     def place(self, tree: Any) -> Any:
-        """Transfer host arrays of a parameter tree or a state to the devices, each with its sharding."""
         return jax.tree.map(place_host_array, tree, self.shardings(tree))
 
     def fetch(self, tree: Any) -> Any:
@@ -253,37 +242,32 @@ class Parallel:
 
     @property
     def device_kind(self) -> str:
-        """The name of these devices in JAX: `NVIDIA H200`, `TPU v5 lite`, `cpu`."""
         return self.mesh.devices.flat[0].device_kind
 
     @property
     def platform(self) -> str:
-        """The platform of these devices: cpu, gpu or tpu."""
         return self.mesh.devices.flat[0].platform
 
     @property
     def device_count(self) -> int:
-        """Number of devices that share the work, including those of other processes."""
         return self.mesh.size
 
     def memory(self) -> int | None:
-        """Return the peak memory in bytes of any device of this process; None if unavailable, as on CPUs."""
+        """Return the peak memory in bytes of any device of this process; None: unknown, as on CPUs."""
         statistics = [device.memory_stats() or {} for device in self.mesh.local_devices]
         peaks = [found["peak_bytes_in_use"] for found in statistics if "peak_bytes_in_use" in found]
         return max(peaks, default=None)
 
     def memory_limit(self) -> int | None:
-        """Return the bytes that a program may use on every device of this process; None if unavailable."""
+        """Return the bytes that a program may use on every device of this process; None: unknown."""
         found = [device_memory(device) for device in self.mesh.local_devices]
         return min((memory[0] for memory in found if memory is not None), default=None)
 
     def describe(self) -> str:
-        """Return a description for the log: `8 x NVIDIA H200`, or `AMD EPYC (2 cores)`."""
         return describe_devices(self.mesh.devices.flat, jax.process_count())
 
 
 def with_shardings(shapes: Any, shardings: Any) -> Any:
-    """Return the shapes of a tree with shardings of their own."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
@@ -306,10 +290,8 @@ def _sum_over(axes: Sequence[str], group: dict[str, Any]) -> dict[str, Any]:
 class SplitParameters:
     """A mesh over which the parameters of a model are split, and programs that use them.
 
-    All devices compute all rows together. Activations are split as the parameters are: along the model width
-    over fsdp, along heads, feed-forward width and vocabulary over tensor. So programs send activations
-    between devices, and never parameters. With several processes, all of them make the same calls with the
-    same arrays.
+    All devices compute all rows together. Activations are split as the parameters are, so that programs send
+    activations between devices, and never parameters. All processes make the same calls with the same arrays.
     """
 
     def __init__(self, parallel: Parallel) -> None:
@@ -320,7 +302,6 @@ class SplitParameters:
 
     @property
     def whole(self) -> NamedSharding:
-        """The sharding of arrays that are whole on every device."""
         return NamedSharding(self._mesh, PartitionSpec())
 
     def sharding_of(self, path: str, shape: tuple[int, ...]) -> NamedSharding:
@@ -329,7 +310,6 @@ class SplitParameters:
         return NamedSharding(self._mesh, PartitionSpec(*names))
 
     def place(self, params: Any) -> Any:
-        """Split the parameters of a model: host arrays, or arrays on the devices of the mesh."""
         leaves = flatten_tree(params)
         shardings = {path: self.sharding_of(path, np.shape(leaf)) for path, leaf in leaves.items()}
         if any(isinstance(leaf, jax.Array) for leaf in leaves.values()):
@@ -354,10 +334,7 @@ class SplitParameters:
     ) -> Callable[..., Any]:
         """Compile function(params, *arrays, **static); arrays and results are whole on every device.
 
-        Args:
-          static_argnames: names of the arguments in `static`, which are compile-time constants.
-          donate: indices of the arguments whose memory the results may reuse; params is number 0.
-          options: further options of `jax.jit`.
+        The arguments are those of `compile_by_rows`.
         """
 
         def on_mesh(params: Any, *arrays: Any, **static: Any) -> Any:
@@ -376,10 +353,7 @@ def place_parameters(params: Any, spread: bool | SplitParameters) -> Any:
 
 
 def split_as_trained(parallel: Parallel, parameter_bytes: int) -> SplitParameters | None:
-    """Return the mesh of a training for a search in between, or None if each device has room for the model.
-
-    With several processes, all of them call it together.
-    """
+    """Return a training's mesh for a search, or None if each device has room; all processes call it."""
     layout = parallel.layout
     if layout.fsdp * layout.tensor == 1:
         return None
@@ -389,8 +363,8 @@ def split_as_trained(parallel: Parallel, parameter_bytes: int) -> SplitParameter
 def split_for_search(config: Config, parameter_bytes: int) -> SplitParameters | None:
     """Return a mesh of all devices for a search, or None if each device has room for the parameters.
 
-    The layout is that of the config if it splits parameters and fits the devices, or else fsdp. With several
-    processes, all of them call it together.
+    The layout is that of the config if it splits parameters and fits the devices, or else fsdp. All processes
+    call it together.
     """
     if jax.device_count() == 1 or _fits_on_each_device(parameter_bytes):
         return None

@@ -270,7 +270,6 @@ def work_together() -> Iterator[None]:
 
 
 def _leave(seconds: float = _BARRIER_TIMEOUT) -> None:
-    """Leave the job in order, if all other processes do so within this time."""
     if process_count() > 1:
         wait_for_all("end", seconds=seconds)
         jax.distributed.shutdown()

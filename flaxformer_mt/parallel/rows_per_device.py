@@ -65,7 +65,6 @@ def _local_mesh() -> Mesh:
 
 
 def split_rows() -> NamedSharding:
-    """Return the sharding of arrays whose rows are those of all local devices."""
     return NamedSharding(_local_mesh(), PartitionSpec(_AXIS))
 
 
@@ -104,7 +103,6 @@ def compile_by_rows(
     Each local device runs the function on its part of the rows; parameters come from `replicate_locally`.
 
     Args:
-      function: is called with the parameters and one device's rows of the arrays.
       static_argnames: names of the arguments in `static`, which are compile-time constants.
       donate: indices of the arguments whose memory the results may reuse; params is number 0.
       options: further options of `jax.jit`.

@@ -31,7 +31,6 @@ def constrain(x: Array, letters: str) -> Array:
 
 
 def is_split() -> bool:
-    """Tell whether XLA splits the program that is being traced over devices."""
     return bool(_split_axes())
 
 
@@ -90,9 +89,7 @@ def map_parts(
 ) -> Array:
     """Apply a function to the part of each input that a device holds: for kernels that XLA cannot split.
 
-    Args:
-      inputs: arrays with the letters of their axes.
-      result: the shape of the result, and the letters of its axes.
+    Inputs are arrays with the letters of their axes; of the result, `result` has the shape and the letters.
     """
     arrays = [array for array, _ in inputs]
     if not is_split():
@@ -109,17 +106,12 @@ def map_parts(
 
 
 def _split_axes() -> dict[str, int]:
-    """Return sizes of the mesh axes that are left to XLA."""
     mesh = jax.sharding.get_abstract_mesh()
     return {axis: mesh.shape[axis] for axis in mesh.auto_axes if mesh.shape[axis] > 1}
 
 
 def _make_spec(shape: tuple[int, ...], letters: str) -> PartitionSpec:
-    """Make the spec of an array; a dimension that is not divisible by its mesh axis is not split.
-
-    Raises:
-      ValueError: the letters are not as many as the dimensions.
-    """
+    """Make the spec of an array; a dimension that is not divisible by its mesh axis is not split."""
     if len(letters) != len(shape):
         raise ValueError(f"{letters} names {len(letters)} dimensions, but the array has the shape {shape}")
     sizes = _split_axes()
@@ -219,11 +211,7 @@ def fsdp_axis(path: str, dimensions: int) -> int | None:
 def choose_placements(
     shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]
 ) -> dict[str, Placement]:
-    """Return the placement of each parameter, by path.
-
-    Raises:
-      ValueError: a path matches no rule or several rules, because a parameter was renamed without its rule.
-    """
+    """Return the placement of each parameter, by path; refuse one that was renamed without its rule."""
     placements = {}
     for path, shape in shapes.items():
         matching = [

@@ -40,6 +40,9 @@ class CheckpointIndex:
             return []
         return sorted(int(path.name) for path in self.directory.iterdir() if is_step(path.name))
 
+    def latest(self) -> int | None:
+        return max(self.steps(), default=None)
+
     def best(self) -> int | None:
         """The step with the best score, see `rank_scores`; None if no checkpoint has a score.
 
@@ -80,7 +83,7 @@ class CheckpointIndex:
         if word == "best":
             name = self.best()
         elif word == "last":
-            name = max(self.steps(), default=None)
+            name = self.latest()
         elif word == AVERAGE_NAME:
             name = word
         elif word.isascii() and word.isdigit() and len(word) <= STEP_DIGITS:

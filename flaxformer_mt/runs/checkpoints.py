@@ -81,25 +81,32 @@ def without_empty(leaves: Leaves) -> Leaves:
 
 class SharedSave:
     def __init__(
-        self,
-        trees: dict[str, Leaves],
-        *,
-        begin: Callable[[], Path],
-        publish: Callable[[Path, dict[str, Any]], None],
+        self, owner: "Checkpoints", step: int, trees: dict[str, Leaves], progress: dict[str, Any]
     ) -> None:
         """Copy this process's shards to the host and start to write them; all processes call it together.
 
-        In process 0, `begin` makes the hidden folder, with an empty folder for each item, on a file system
-        that all processes share; `publish`, given the digests of files, makes it visible once all shards are
-        on disk.
+        Process 0 makes a hidden folder, with an empty folder for each item, on a file system that all share.
         """
-        folder = decide_once(lambda: remote_runs.to_url(begin()))
-        self._folder, self._names = remote_runs.to_local(folder), list(trees)
-        self._publish = publish
+        filled = {name: stored for name, leaves in trees.items() if (stored := without_empty(leaves))}
+        specs = {name: make_specs(leaves) for name, leaves in trees.items()}
+        self._metadata = {"trees": specs, "progress": progress}
+
+        def begin() -> str:
+            with explain_failed_write(owner.describe):
+                owner.sweep()
+                # A process of an earlier job that has not ended yet must not write into this folder.
+                folder = atomic_folder.begin_folder(owner.folder(step))
+                for name in filled:
+                    (folder / name).mkdir()
+                return remote_runs.to_url(folder)
+
+        folder = decide_once(begin)
+        self._owner, self._step = owner, step
+        self._folder, self._names = remote_runs.to_local(folder), list(filled)
         self._error: Exception | None = None
         self._waits: list[Callable[[], None]] = []
         try:
-            for name, leaves in trees.items():
+            for name, leaves in filled.items():
                 if folder != str(self._folder):  # the run is in a store, and its copy is our own
                     (self._folder / name).mkdir(parents=True, exist_ok=True)
                 self._waits.append(array_files.start_shared_item(self._folder / name, leaves))
@@ -131,7 +138,6 @@ class SharedSave:
         return {"problem": _describe(self._error)}
 
     def _conclude(self, texts: list[str]) -> str:
-        """Publish the checkpoint, given the reports of all processes; return the problem, "" if none."""
         reports = [json.loads(text) for text in texts]
         for process, report in enumerate(reports):
             if "problem" in report:
@@ -141,7 +147,9 @@ class SharedSave:
             for name in self._names:
                 array_files.finish_shared_item(self._folder / name)
             files = {name: file for report in reports for name, file in report["files"].items()}
-            self._publish(self._folder, files)
+            atomic_folder.seal_folder(self._folder, self._metadata, written=files)
+            atomic_folder.publish_folder(self._folder, self._owner.folder(self._step))
+            self._owner.prune(self._step)
         except Exception as error:
             self._error = error
             return f"process 0 of {len(reports)}: {_describe(error)}"
@@ -158,11 +166,12 @@ _INFERENCE_TREES = ("ema_params", "params")
 _USE_ITS_CONFIG = "use the config that it was trained with, or another run directory"
 
 
-class Checkpoints:
+class Checkpoints(CheckpointIndex):
     """Reads and writes the checkpoints of one run.
 
-    `save` returns once the arrays are on the host, and a thread writes them; every other call waits for that
-    thread and re-raises its exception. Only one job may write to a run at a time; others may read meanwhile.
+    `save` returns once the arrays are on the host, and a thread writes them; the next `save`, `wait`, and
+    what reads a checkpoint wait for that thread and re-raise its exception. Only one job may write to a run
+    at a time; others may read meanwhile.
     With several JAX processes, all of them call `save`, `average` and `wait`. Each writes its own shards to a
     shared folder; the first one makes the checkpoint visible once all have written. If one of them fails to
     write, all raise an exception.
@@ -176,10 +185,9 @@ class Checkpoints:
         """
         if keep_last < 1:
             raise ValueError(f"keep_last is {keep_last}; it must be at least 1")
+        super().__init__(run_dir, best_metric=best_metric)
         # The damaged checkpoints that the last `newest_undamaged` skipped, and their damage; "" if none.
         self.warning = ""
-        self._index = CheckpointIndex(run_dir, best_metric=best_metric)
-        self.directory = self._index.directory
         self._keep_last = keep_last
         self._swept = False
         self._writer: threading.Thread | None = None
@@ -203,9 +211,9 @@ class Checkpoints:
         """Store the scores of a checkpoint that was saved without them; its arrays stay as they are."""
         self.finish_writing()
         if is_first():
-            folder = self._index.folder(step)
+            folder = self.folder(step)
             progress = {**read_progress(folder), "metrics": metrics}
-            with explain_failed_write(self._index.describe):
+            with explain_failed_write(self.describe):
                 metadata = atomic_folder.read_metadata(folder)
                 atomic_folder.replace_metadata(folder, {**metadata, "progress": progress})
 
@@ -234,7 +242,7 @@ class Checkpoints:
 
     def read_specs(self, which: int | str) -> dict[str, Specs]:
         folder = self.resolve(which)
-        self._index.check_undamaged(folder, ())
+        self.check_undamaged(folder, ())
         return atomic_folder.read_metadata(folder)["trees"]
 
     def describe_params(self, which: int | str) -> dict[str, jax.ShapeDtypeStruct]:
@@ -279,37 +287,26 @@ class Checkpoints:
         newest checkpoint. The progress of `average` is {"step": newest, "averaged_steps": [...],
         "averaged_tree": "params" or "ema_params"}.
         """
+        self.finish_writing()
         steps = [step for step in self.steps() if step > IMPORTED_STEP]
         if not 1 <= last <= len(steps):
             possible = f"choose 1 to {len(steps)}" if steps else "there are none"
             if len(self.steps()) > len(steps):
                 possible += f" after step {IMPORTED_STEP}, the model that training starts from"
-            raise UserError(f"cannot average {last} checkpoints: {possible}; {self._index.describe()}")
+            raise UserError(f"cannot average {last} checkpoints: {possible}; {self.describe()}")
         steps = steps[-last:]
-        name, specs = self._inference_tree(self._index.folder(steps[-1]))
+        name, specs = self._inference_tree(self.folder(steps[-1]))
         for step in steps:
-            self._check_fit(self._index.folder(step), {name: specs})
-        final = self._index.folder(AVERAGE_NAME)
+            self._check_fit(self.folder(step), {name: specs})
+        final = self.folder(AVERAGE_NAME)
         if is_first():
             read = array_files.read_item if allow_nonfinite else _read_finite_leaves
-            tables = (merge_leaves(read(self._index.folder(step) / name, specs)) for step in steps)
+            tables = (merge_leaves(read(self.folder(step) / name, specs)) for step in steps)
             progress = {"step": steps[-1], "averaged_steps": steps, "averaged_tree": name}
             trees = {"params": average_leaves(tables)}
-            with explain_failed_write(self._index.describe):
+            with explain_failed_write(self.describe):
                 write_checkpoint(final, trees, progress)
         return final
-
-    def steps(self) -> list[int]:
-        self.finish_writing()
-        return self._index.steps()
-
-    def latest(self) -> int | None:
-        return max(self.steps(), default=None)
-
-    def best(self) -> int | None:
-        """The step with the best `best_metric`, see `rank_scores`; None if no checkpoint has it."""
-        self.finish_writing()
-        return self._index.best()
 
     def newest_undamaged(self) -> int | None:
         """The newest undamaged step, from which training resumes; None if there is no checkpoint.
@@ -318,15 +315,15 @@ class Checkpoints:
         only the training process may call it. Sets `warning` to the names of newer, damaged checkpoints.
         """
         self.finish_writing()
-        self._sweep()
-        step, self.warning = self._index.find_newest_undamaged()
+        self.sweep()
+        step, self.warning = self.find_newest_undamaged()
         if step is not None:
-            self._prune(step)
+            self.prune(step)
         return step
 
     def resolve(self, which: int | str) -> Path:
         self.finish_writing()
-        return self._index.resolve(which)
+        return super().resolve(which)
 
     def finish_writing(self) -> None:
         """Wait until the last `save` of this process is on disk, whatever the other processes do."""
@@ -335,7 +332,7 @@ class Checkpoints:
             self._writer = None
         error, self._error = self._error, None
         if error is not None:
-            with explain_failed_write(self._index.describe):
+            with explain_failed_write(self.describe):
                 raise error
 
     def _run_writer(self, write: Callable[[], None]) -> None:
@@ -347,13 +344,12 @@ class Checkpoints:
     def _start_save(
         self, step: int, trees: dict[str, Leaves], progress: dict[str, Any]
     ) -> Callable[[], None]:
-        """Copy the trees to the host; return the function that writes them."""
         copies = {name: copy_to_host(leaves) for name, leaves in trees.items()}
 
         def write() -> None:
-            self._sweep()
-            write_checkpoint(self._index.folder(step), copies, progress)
-            self._prune(step)
+            self.sweep()
+            write_checkpoint(self.folder(step), copies, progress)
+            self.prune(step)
 
         return write
 
@@ -361,25 +357,7 @@ class Checkpoints:
         self, step: int, trees: dict[str, Leaves], progress: dict[str, Any]
     ) -> Callable[[], None]:
         """Start to write the shards of this process; return the function that waits for the checkpoint."""
-        final = self._index.folder(step)
-
-        def begin() -> Path:
-            with explain_failed_write(self._index.describe):
-                self._sweep()
-                # A process of an earlier job that has not ended yet must not write into this folder.
-                folder = atomic_folder.begin_folder(final)
-                for name in filled:
-                    (folder / name).mkdir()
-                return folder
-
-        def publish(folder: Path, written: dict[str, Any]) -> None:
-            atomic_folder.seal_folder(folder, {"trees": specs, "progress": progress}, written=written)
-            atomic_folder.publish_folder(folder, final)
-            self._prune(step)
-
-        specs = {name: make_specs(leaves) for name, leaves in trees.items()}
-        filled = {name: stored for name, leaves in trees.items() if (stored := without_empty(leaves))}
-        shared = SharedSave(filled, begin=begin, publish=publish)
+        shared = SharedSave(self, step, trees, progress)
 
         def write() -> None:
             try:
@@ -390,18 +368,19 @@ class Checkpoints:
 
         return write
 
-    def _prune(self, step: int) -> None:
-        for other in self._index.removable(step, keep_last=self._keep_last):
-            atomic_folder.remove_folder(self._index.folder(other))
+    def prune(self, step: int) -> None:
+        """Remove the checkpoints that are no longer kept once that of `step` is published."""
+        for other in self.removable(step, keep_last=self._keep_last):
+            atomic_folder.remove_folder(self.folder(other))
 
-    def _sweep(self) -> None:
-        # only before the first save: a reader must not remove what another process is writing
+    def sweep(self) -> None:
+        """Remove what a killed process has left, before the first save: readers must not."""
         if not self._swept and is_first():
             atomic_folder.sweep_folders(self.directory)
         self._swept = True
 
     def _check_fit(self, folder: Path, wanted: dict[str, Specs]) -> None:
-        self._index.check_undamaged(folder, wanted)
+        self.check_undamaged(folder, wanted)
         stored = atomic_folder.read_metadata(folder)["trees"]
         what = f"checkpoint {folder.name} of {self.directory}"
         absent = [name for name in wanted if name not in stored]
@@ -416,7 +395,7 @@ class Checkpoints:
             )
 
     def _inference_tree(self, folder: Path) -> tuple[str, Specs]:
-        self._index.check_undamaged(folder, ())
+        self.check_undamaged(folder, ())
         stored = atomic_folder.read_metadata(folder)["trees"]
         name = next((name for name in _INFERENCE_TREES if stored.get(name)), None)
         if name is None:
@@ -424,7 +403,7 @@ class Checkpoints:
                 f"checkpoint {folder.name} of {self.directory} has no parameters: params and ema_params are "
                 "absent; use another checkpoint"
             )
-        self._index.check_undamaged(folder, [name])
+        self.check_undamaged(folder, [name])
         return name, stored[name]
 
 

@@ -209,7 +209,6 @@ def _find_shapes(tree: Any) -> dict[str, list[int]]:
 
 
 def _final_checkpoint(checkpoints: Checkpoints, wanted: str, warn: Warn) -> str:
-    """`wanted` if it exists or no checkpoint exists; else best or last, with a warning."""
     if wanted == "average":
         present = (checkpoints.directory / "average").is_dir()
     else:
@@ -225,7 +224,6 @@ def _final_checkpoint(checkpoints: Checkpoints, wanted: str, warn: Warn) -> str:
 def write_new_run(
     run_dir: Path, config: Config, vocabs: Vocabs, params: Any, *, origin: dict[str, str]
 ) -> None:
-    """Write config, vocabularies and checkpoint 0; `origin` has the `format` and the `path`."""
     open_run(run_dir, config)
     vocabs.save(run_dir / "vocab")
     seal_vocabs(run_dir / "vocab")

@@ -84,7 +84,6 @@ def check_run(run_dir: Path, config: Config) -> None:
 
 
 def _give_reason(line: str, old: Config, new: Config) -> str:
-    """The line of a differing field; of train.steps with the reason why it cannot change."""
     if not line.startswith("train.steps:"):
         return line
     if new.train.steps < old.train.steps:
@@ -227,7 +226,6 @@ def _fits(value: Any, form: Any) -> bool:
 
 
 def read_report(run_dir: Path) -> dict[str, Any] | None:
-    """The report of a finished run; None if absent."""
     path = run_dir / "report.json"
     try:
         report = read_json_object(path)

@@ -66,7 +66,6 @@ def _thin_out(lengths: np.ndarray) -> np.ndarray:
 
 
 def describe_target_lengths(source_lengths: np.ndarray, target_lengths: np.ndarray) -> dict[str, Any] | None:
-    """The line and the distribution of target lengths as JSON values; None for few pairs."""
     line = fit_target_lengths(source_lengths, target_lengths)
     if line is None:
         return None

@@ -7,20 +7,17 @@ from typing import Any
 import mlflow
 
 from flaxformer_mt.tracking.progress_display import Sample
-from flaxformer_mt.tracking.tracking_services import Identity, Service
+from flaxformer_mt.tracking.tracking_services import Service
 
 # MLflow takes this many parameters at a time.
 _AT_ONCE = 100
 
 
 class Run(Service):
-    def __init__(self, identity: Identity) -> None:
-        known = identity.read()
-        self._is_new = known is None
-        self._run: Any = mlflow.start_run(
-            run_id=known, run_name=identity.run_dir.absolute().name if known is None else None
-        )
-        identity.write(self._run.info.run_id)
+    def __init__(self, run_dir: Path, identity: str | None) -> None:
+        self._is_new = identity is None
+        name = run_dir.absolute().name if self._is_new else None
+        self.identity = mlflow.start_run(run_id=identity, run_name=name).info.run_id
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         # Names such as chrf++ are not allowed.

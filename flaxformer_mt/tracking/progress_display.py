@@ -110,9 +110,11 @@ def format_values(values: Mapping[str, Any]) -> list[str]:
 
 
 class Display:
-    """Where progress is shown. This one shows nothing, for calls from a library and all processes but one."""
+    """Where progress is shown. This one shows nothing, for calls from a library and all processes but one.
 
-    # Seconds without a line after which the number of the step is shown.
+    silent_seconds: those without a line after which the number of the step is shown.
+    """
+
     silent_seconds = math.inf
 
     def width(self) -> int | None:
@@ -248,53 +250,36 @@ class WorkProgress:
     def part(self, name: str, *, total: int | None = None, unit: str = "pairs") -> Iterator[Count]:
         """Show one part, as "tokenizing", while the context lasts, and yield what counts its items.
 
-        The first call of what it yields counts the items that an earlier process has done; 0: none. Without a
-        total nothing is counted.
+        The first call of what it yields counts the items that an earlier process has done; 0: none. Every few
+        seconds `4,000/10,000 pairs | 200 pairs/s | 0:30 left` is shown; without a total nothing is counted.
         """
         display = make_display(self._stream, name, total=total, transient=True)
         is_live = display.width() is not None
-        rate = Rate(total or 0, unit, every=_EVERY_LIVE if is_live else _EVERY_PLAIN, clock=self._clock)
+        every = _EVERY_LIVE if is_live else _EVERY_PLAIN
+        before = done = 0
+        start: float | None = None
+        shown = 0.0
 
         def count(items: int) -> None:
-            if total is not None and (line := rate.add(items)):
-                display.show(f"{name} | {line}" if is_live else line, rate.done)
+            nonlocal before, done, start, shown
+            if total is None:
+                return
+            now = self._clock()
+            done += items
+            if start is None:
+                before, start, shown = items, now, now
+            if now - shown < every or now == start:
+                return
+            shown, rate = now, (done - before) / (now - start)
+            left = format_duration((total - done) / rate) if rate else "?"
+            line = f"{done:,}/{total:,} {unit} | {rate:,.0f} {unit}/s | {left} left"
+            display.show(f"{name} | {line}" if is_live else line, done)
 
         with (
             contextlib.closing(display),
             contextlib.nullcontext() if is_live else display.busy(f"{name} ..."),
         ):
             yield count
-
-
-class Rate:
-    """Counts items, and says how many are done, how many a second, and the time left."""
-
-    def __init__(
-        self, total: int, unit: str, *, every: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """every: the seconds between two lines, and between the first call of `add` and the first line."""
-        self._total, self._unit, self._every, self._clock = total, unit, every, clock
-        self.done = self._before = 0
-        self._start: float | None = None
-        self._said = 0.0
-
-    def add(self, items: int) -> str:
-        """Count items; return `4,000/10,000 pairs | 200 pairs/s | 0:30 left`, or "" while it is too early.
-
-        What the first call counts was done by an earlier process.
-        """
-        now = self._clock()
-        self.done += items
-        if self._start is None:
-            self._start = self._said = now
-            self._before = items
-            return ""
-        if now - self._said < self._every or now == self._start:
-            return ""
-        self._said = now
-        rate = (self.done - self._before) / (now - self._start)
-        left = format_duration((self._total - self.done) / rate) if rate else "?"
-        return f"{self.done:,}/{self._total:,} {self._unit} | {rate:,.0f} {self._unit}/s | {left} left"
 
 
 # For calls from a library.

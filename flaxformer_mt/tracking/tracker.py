@@ -1,7 +1,5 @@
 """Training metrics: metrics.jsonl for programs, other trackers, and progress lines for the user.
 
-
-
 RUN/metrics.jsonl {"step": 1200, "time": 1763712000.0, "split": "train", "loss": 3.412, ...}
 RUN/tensorboard/  the same numbers as train/loss, valid/bleu, ...; the config; sample translations
 standard error    step  1200/5000 | loss 3.412 | lr 8.9e-04 | 5,600 tokens/s | padding 6.1% | 12:31 left
@@ -16,10 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TextIO
 
-from flaxformer_mt.atomic_file import write_atomically
-from flaxformer_mt.config.field_values import LARGEST_INT
-from flaxformer_mt.config.files import read_file
-from flaxformer_mt.errors import UserError, describe_error, name_full_disk, warn_user
+from flaxformer_mt.errors import describe_error, name_full_disk, warn_user
+from flaxformer_mt.tracking.metrics_file import METRICS_NAME, rewind_metrics
 from flaxformer_mt.tracking.progress_display import (
     Display,
     Sample,
@@ -29,9 +25,6 @@ from flaxformer_mt.tracking.progress_display import (
 )
 from flaxformer_mt.tracking.tracking_services import Service, open_service
 
-_METRICS_NAME = "metrics.jsonl"
-# A larger file is not one of metrics: a line has about 300 bytes.
-_METRICS_BYTES = 1 << 28
 # The time left is estimated from the speed over this many of the last lines.
 _RATE_WINDOW = 10
 # Steps before the time left is shown.
@@ -69,8 +62,8 @@ class Tracker:
             return
         run_dir.mkdir(parents=True, exist_ok=True)
         self._services = {name: open_service(name, run_dir) for name in trackers}
-        unreadable = _rewind_metrics(run_dir / _METRICS_NAME, start_step)
-        self._file = (run_dir / _METRICS_NAME).open("a", encoding="utf-8", newline="\n")
+        unreadable = rewind_metrics(run_dir / METRICS_NAME, start_step)
+        self._file = (run_dir / METRICS_NAME).open("a", encoding="utf-8", newline="\n")
         if tensorboard:
             from flaxformer_mt.tracking import tensorboard_run
 
@@ -79,7 +72,7 @@ class Tracker:
         self._display = make_display(stream, line, total=total_steps, done=start_step)
         if unreadable:
             lines = "1 unreadable line" if unreadable == 1 else f"{unreadable} unreadable lines"
-            self.message(f"removed {lines} from {run_dir / _METRICS_NAME}")
+            self.message(f"removed {lines} from {run_dir / METRICS_NAME}")
 
     def log(self, step: int, split: str, values: Mapping[str, Any]) -> None:
         """Record the numbers and texts of a split, such as "train" or "epoch", and show the important ones.
@@ -115,7 +108,6 @@ class Tracker:
         self._record(lambda service: service.log_report(page))
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Record translations of a few sentences in the trackers, and show them, one a line."""
         if not samples:
             return
         self._record(lambda service: service.log_samples(step, samples))
@@ -184,58 +176,3 @@ class Tracker:
         if last_step - first_step < min(_RATE_STEPS, self._total_steps - first_step):
             return math.nan
         return (self._total_steps - step) * (last_time - first_time) / (last_step - first_step)
-
-
-def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Read the records of RUN/metrics.jsonl in order; an incomplete last line is left out."""
-    path = Path(run_dir) / _METRICS_NAME
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; train in {run_dir} first, or name another run directory")
-    *lines, tail = _read_lines(path)
-    records = []
-    for number, line in enumerate(lines, start=1):
-        record = _parse_line(line)
-        if record is None:
-            raise UserError(f"{path}, line {number} is damaged: {line[:80]!r}; remove the line")
-        records.append(record)
-    last = _parse_line(tail)
-    return records if last is None else [*records, last]
-
-
-def _read_lines(path: Path) -> list[bytes]:
-    try:
-        return read_file(path, most=_METRICS_BYTES).split(b"\n")
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}; remove it") from error
-
-
-def _parse_line(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested deeply
-        return None
-    is_record = isinstance(record, dict) and isinstance(record.get("step"), int)
-    return record if is_record and all(map(_is_plain, record.values())) else None
-
-
-def _is_plain(value: Any) -> bool:
-    return abs(value) <= LARGEST_INT if isinstance(value, int) else isinstance(value, str | float | None)
-
-
-def _rewind_metrics(path: Path, start_step: int) -> int:
-    """Keep only complete lines of steps up to `start_step` (none for 0); return the number of damaged lines.
-
-    The last line is not counted: a process that is killed while writing leaves it incomplete.
-    """
-    if not path.exists():
-        return 0
-    earlier, unreadable = [], 0
-    lines = _read_lines(path) if start_step else []
-    for number, line in enumerate(lines, start=1):
-        record = _parse_line(line)
-        if record is None:
-            unreadable += number < len(lines)
-        elif record["step"] <= start_step:
-            earlier.append(line + b"\n")
-    write_atomically(path, *earlier)
-    return unreadable

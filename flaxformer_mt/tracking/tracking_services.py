@@ -15,7 +15,12 @@ _NAME = "trackers.json"
 
 
 class Service:
-    """One place where a run is recorded; it leaves out what it does not define."""
+    """One place where a run is recorded; it leaves out what it does not define.
+
+    identity: the run's name in the service, with which a resumed run goes on.
+    """
+
+    identity: str
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Record numbers by name, such as train/loss."""
@@ -29,29 +34,10 @@ class Service:
     def close(self, *, failed: bool) -> None: ...
 
 
-class Identity:
-    """The identity of a run in one service, which a resumed run reads from its directory."""
-
-    def __init__(self, run_dir: Path, service: str) -> None:
-        self.run_dir, self._service, self._path = run_dir, service, run_dir / _NAME
-
-    def read(self) -> str | None:
-        return self._read_all().get(self._service)
-
-    def write(self, identity: str) -> None:
-        write_atomically(self._path, json.dumps(self._read_all() | {self._service: identity}).encode())
-
-    def _read_all(self) -> dict[str, str]:
-        try:
-            identities = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            identities = {}
-        return identities if isinstance(identities, dict) else {}
-
-
-def import_service(name: str) -> Callable[[Identity], Service]:
+def import_service(name: str) -> Callable[[Path, str | None], Service]:
+    """Return what makes the service, from the run's directory and its identity there; None: a new run."""
     try:
-        make: Callable[[Identity], Service] = importlib.import_module(
+        make: Callable[[Path, str | None], Service] = importlib.import_module(
             f"flaxformer_mt.tracking.{name}_run"
         ).Run
     except ModuleNotFoundError as error:
@@ -68,11 +54,18 @@ def import_service(name: str) -> Callable[[Identity], Service]:
 
 def open_service(name: str, run_dir: Path) -> Service:
     """Begin, or go on with, the record of a run in a service."""
-    make = import_service(name)
+    make, path = import_service(name), run_dir / _NAME
     try:
-        return make(Identity(run_dir, name))
+        identities = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        identities = {}
+    identities = identities if isinstance(identities, dict) else {}
+    try:
+        service = make(run_dir, identities.get(name))
+        write_atomically(path, json.dumps(identities | {name: service.identity}).encode())
     except Exception as error:
         raise _explain(name, error) from error
+    return service
 
 
 def _explain(name: str, error: Exception) -> UserError:

@@ -11,20 +11,20 @@ from typing import Any
 import wandb
 
 from flaxformer_mt.tracking.progress_display import Sample
-from flaxformer_mt.tracking.tracking_services import Identity, Service
+from flaxformer_mt.tracking.tracking_services import Service
 
 
 class Run(Service):
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, run_dir: Path, identity: str | None) -> None:
         self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "flaxformer_mt"),
-            name=identity.run_dir.absolute().name,
-            dir=str(identity.run_dir),
-            id=identity.read(),
+            name=run_dir.absolute().name,
+            dir=str(run_dir),
+            id=identity,
             resume="allow",
             settings=wandb.Settings(silent=True),
         )
-        identity.write(self._run.id)
+        self.identity = self._run.id
         # Steps are a value of their own: a resumed run repeats the steps after its checkpoint.
         self._run.define_metric("*", step_metric="step")
 

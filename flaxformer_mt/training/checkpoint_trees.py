@@ -5,18 +5,20 @@ A program may stack its layers (model.scan_layers): its run resumes without, and
 
 import dataclasses
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from flaxformer_mt.config import DataConfig
-from flaxformer_mt.data.curriculum import Position
+from flaxformer_mt.model.lora import FACTORS, has_factors, without_factors
+from flaxformer_mt.parallel import Parallel
+from flaxformer_mt.parallel.processes import decide_once, work_in_all
 from flaxformer_mt.parameter_trees import Leaves, flatten_tree, nest_leaves, place_leaf, unflatten_like
-from flaxformer_mt.runs.checkpoint_index import rank_scores
 from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.runs.run_directory import IMPORTED_STEP
+from flaxformer_mt.training.resume_position import TrainProgress
 from flaxformer_mt.training.state import TrainState
 
 # In a path, the stack of all layers, and a single layer.
@@ -35,13 +37,37 @@ def to_trees(state: TrainState) -> dict[str, Any]:
     return {name: nest_leaves(split_stacks(flatten_tree(tree))) for name, tree in _name_trees(state).items()}
 
 
-def restore_state(
-    checkpoints: Checkpoints, step: int, target: TrainState
-) -> tuple[TrainState, dict[str, Any]]:
-    """Read a state, and the progress beside it, from a checkpoint with stacked or with single layers."""
+def load_state(
+    checkpoints: Checkpoints, parallel: Parallel, make_state: Callable[[], TrainState]
+) -> tuple[TrainState, TrainProgress]:
+    """Return the newest checkpoint's state on the devices of `parallel`, or the initial one.
+
+    The checkpoint may have been saved from any device layout. Process 0 chooses it for all processes, and all
+    of them read it or none.
+    """
+    step = decide_once(checkpoints.newest_undamaged)
+    if step is None:
+        return make_state(), TrainProgress()
+    return work_in_all(
+        lambda: _restore_state(checkpoints, parallel, make_state, step),
+        what=f"read checkpoint {step}, from which process 0 resumes training",
+    )
+
+
+def _restore_state(
+    checkpoints: Checkpoints, parallel: Parallel, make_state: Callable[[], TrainState], step: int
+) -> tuple[TrainState, TrainProgress]:
+    if step == IMPORTED_STEP:  # an imported model has parameters only
+        state = make_state()
+        targets = {"params": without_factors(state.params)}
+        params = restore_trees(checkpoints, IMPORTED_STEP, targets)[0]["params"]
+        params |= {FACTORS: state.params[FACTORS]} if has_factors(state.params) else {}
+        ema_params = None if state.ema_params is None else jax.tree.map(jnp.copy, params)
+        return dataclasses.replace(state, params=params, ema_params=ema_params), TrainProgress()
+    target = parallel.place_shapes(jax.eval_shape(make_state))
     trees, progress = restore_trees(checkpoints, step, _name_trees(target))
     counters = trees.pop("counters")
-    return TrainState(**({"ema_params": None} | trees | counters)), progress
+    return TrainState(**({"ema_params": None} | trees | counters)), TrainProgress.from_dict(progress)
 
 
 def restore_trees(
@@ -140,73 +166,3 @@ def _join_layers(leaves: list[Any]) -> Any:
     if isinstance(first, np.ndarray):
         return np.stack(leaves)
     return jax.ShapeDtypeStruct((len(leaves), *first.shape), first.dtype)
-
-
-# Keys of progress.json written by version 0.1 -> today's fields.
-_RENAMED = {"without_gain": "evaluations_since_best"}
-
-
-@dataclass
-class TrainProgress:
-    """The position in the data, the clock, and the scores of a run.
-
-    `epoch`, `index` and the fields of the stage name the next batch, see `Position`. `metrics` are those of
-    the evaluation at `step`, if there was one. `log` is what the next line of the training log has
-    accumulated so far. `interim` marks a checkpoint that was saved only because training was asked to stop.
-    `texts` are those that were read, see `Pairs.name_texts`; earlier versions did not record them.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    index: int = 0
-    stage: int = 0
-    stage_epoch: int = 0
-    stage_batches: int = 0
-    train_seconds: float = 0.0
-    target_tokens: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-    best_value: float | None = None
-    best_step: int | None = None
-    best_loss: float | None = None
-    evaluations_since_best: int = 0
-    log: dict[str, Any] = field(default_factory=dict)
-    interim: bool = False
-    texts: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def position(self) -> Position:
-        """The next batch."""
-        return Position(self.epoch, self.index, self.stage, self.stage_epoch, self.stage_batches)
-
-    def advance(self, position: Position) -> None:
-        """Record one update; `position` is the next batch."""
-        self.step += 1
-        self.epoch, self.index, self.stage, self.stage_epoch, self.stage_batches = position
-        self.metrics = {}
-
-    def record_evaluation(self, metrics: dict[str, float], *, best_metric: str) -> bool:
-        """Record an evaluation; return True if it is the best so far."""
-        self.metrics = dict(metrics)
-        rank = rank_scores(metrics, best_metric)
-        best = rank_scores({"loss": self.best_loss, best_metric: self.best_value}, best_metric)
-        # A non-finite value is never the best: no later value would compare as better.
-        if rank is not None and (best is None or rank > best):
-            self.best_value, self.best_loss = metrics[best_metric], metrics.get("loss")
-            self.best_step, self.evaluations_since_best = self.step, 0
-            return True
-        self.evaluations_since_best += 1
-        return False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "TrainProgress":
-        """Return the inverse of `to_dict`; read checkpoints of version 0.1 too."""
-        return cls(**{_RENAMED.get(name, name): value for name, value in values.items()})
-
-
-def has_ended(data: DataConfig, progress: TrainProgress) -> bool:
-    """Return whether the last of the stages has ended, which ends training; False without stages."""
-    return 0 < len(data.stages) <= progress.stage

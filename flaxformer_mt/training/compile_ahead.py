@@ -4,10 +4,9 @@ Without it, each shape is compiled when it first occurs, and the devices wait me
 before training, and the loss of the validation set, before the first evaluation.
 """
 
-import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any, NamedTuple
 
 import jax
@@ -50,18 +49,15 @@ class ProgramsByShape:
         self._programs: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run the program for the shape of the batch."""
         key = _key(arguments[self._batch])
         if key not in self._programs:
             self._programs[key] = self.start(*arguments)()
         return self._programs[key](*arguments)
 
     def __len__(self) -> int:
-        """Return the number of shapes for which there is a program."""
         return len(self._programs)
 
     def __contains__(self, batch: Any) -> bool:
-        """Tell whether there is a program for batches of this shape."""
         return _key(batch) in self._programs
 
     def lower(self, *arguments: Any) -> Any:
@@ -78,17 +74,27 @@ class ProgramsByShape:
         check = devices[0].platform == "cpu" and not self._programs
         return lower_kept(self.jitted, shapes, dependencies, devices, results=results(*shapes), check=check)
 
-    def add(self, batch: Any, program: Callable[..., Any]) -> None:
-        """Keep the compiled program for batches of this shape."""
-        self._programs[_key(batch)] = program
+    def compile_all(
+        self,
+        every: Iterable[tuple[Any, ...]],
+        finish: Callable[[Any, Future[Any]], Any] = lambda batch, future: future.result(),
+    ) -> None:
+        """Compile the programs for several arguments, in as many threads as there are cores.
 
-    def compile_all(self, every: Iterable[tuple[Any, ...]]) -> None:
-        """Compile the programs for several arguments, in as many threads as there are cores."""
+        Tracing holds Python's lock, so one is traced after the other, in the same order in all processes.
+
+        Args:
+          finish: returns the program of a future, which has ended, for batches like the one given.
+        """
         distinct = {_key(arguments[self._batch]): arguments for arguments in every}
-        started = {key: self.start(*arguments) for key, arguments in distinct.items()}  # tracing holds a lock
-        with ThreadPoolExecutor(core_count(), thread_name_prefix="compile") as threads:
-            futures = {key: threads.submit(compile_one) for key, compile_one in started.items()}
-        self._programs |= {key: future.result() for key, future in futures.items()}
+        threads = ThreadPoolExecutor(core_count(), thread_name_prefix="compile")
+        try:
+            futures = {threads.submit(self.start(*each)): key for key, each in distinct.items()}
+            for future in as_completed(futures):
+                key = futures[future]
+                self._programs[key] = finish(distinct[key][self._batch], future)
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 def shapes_of(tree: Any) -> Any:
@@ -131,69 +137,44 @@ def find_shapes(config: Config, epochs: Iterable[dict[str, Any]], *, updates: in
 
 def compile_ahead(
     programs: ProgramsByShape,
-    shapes: Sequence[Shape],
-    arguments_of: Callable[[Shape], tuple[BatchArray, tuple[Any, ...]]],
+    every: Iterable[tuple[Any, ...]],
     *,
     config: Config,
     parallel: Parallel,
     say: Callable[[str], object],
 ) -> None:
-    """Compile the programs of these shapes; they come from JAX's cache on disk where it has them.
+    """Compile the programs for all of these arguments; they come from the disk where it has them.
 
-    Tracing holds Python's lock, so shapes are traced one after the other, in the same order in all processes;
-    XLA compiles them beside that, in as many threads as there are cores.
+    `say` receives a line now and then on how far it is.
 
-    Args:
-      arguments_of: the batch of a shape and all arguments of its program, without data.
-      say: receives a line now and then on how far it is.
+    Raises:
+      UserError: the update for a shape does not fit into the memory of the devices (CPUs report none).
     """
-    waiting: dict[Future[Any], tuple[Shape, BatchArray]] = {}
+    arguments = list(every)
+    compiled: list[Shape] = []
     shown = time.monotonic()
 
-    def collect(done: set[Future[Any]]) -> None:
+    def finish(batch: BatchArray, future: Future[Any]) -> Any:
         nonlocal shown
-        for future in done:
-            shape, batch = waiting.pop(future)
-            with _name_shape(shape, config, parallel):
-                compiled = future.result()
-            _check_memory(compiled, shape, config, parallel)
-            programs.add(batch, compiled)
-            counts.append(shape)
-        if done and time.monotonic() - shown > _MESSAGE_EVERY:
+        try:
+            program = future.result()
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise UserError(_describe_excess(batch.shape, config, parallel, first_line(error))) from error
+        # At its peak, with its arguments.
+        needed = int(getattr(program.memory_analysis(), "peak_memory_in_bytes", 0) or 0)
+        memory = parallel.memory_limit()
+        if memory is not None and needed > memory:
+            reason = f"it needs {needed / 2**30:.2f} GiB of {memory / 2**30:.2f} GiB"
+            raise UserError(_describe_excess(batch.shape, config, parallel, reason))
+        compiled.append(batch.shape)
+        if time.monotonic() - shown > _MESSAGE_EVERY:
             shown = time.monotonic()
-            say(f"compiled {len(counts)} of {len(shapes)} batch shapes")
+            say(f"compiled {len(compiled)} of {len(arguments)} batch shapes")
+        return program
 
-    counts: list[Shape] = []
-    threads = ThreadPoolExecutor(min(len(shapes), core_count()), thread_name_prefix="compile")
-    try:
-        for shape in shapes:
-            batch, arguments = arguments_of(shape)
-            waiting[threads.submit(programs.start(*arguments))] = (shape, batch)
-            collect({future for future in waiting if future.done()})
-        while waiting:
-            collect(wait(waiting, return_when=FIRST_COMPLETED).done)
-    finally:
-        threads.shutdown(wait=False, cancel_futures=True)
-
-
-@contextlib.contextmanager
-def _name_shape(shape: Shape, config: Config, parallel: Parallel) -> Iterator[None]:
-    """Name the shape in the error of a compiler that finds too little memory."""
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise UserError(_describe_excess(shape, config, parallel, first_line(error))) from error
-
-
-def _check_memory(compiled: Any, shape: Shape, config: Config, parallel: Parallel) -> None:
-    """Compare the peak of a program, with its arguments, with that of the devices; CPUs report none."""
-    memory, found = parallel.memory_limit(), compiled.memory_analysis()
-    needed = int(getattr(found, "peak_memory_in_bytes", 0) or 0)
-    if memory is not None and needed > memory:
-        reason = f"it needs {needed / 2**30:.2f} GiB of {memory / 2**30:.2f} GiB"
-        raise UserError(_describe_excess(shape, config, parallel, reason))
+    programs.compile_all(arguments, finish)
 
 
 def _describe_excess(shape: Shape, config: Config, parallel: Parallel, reason: str) -> str:

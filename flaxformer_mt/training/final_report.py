@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TextIO, TypedDict
 
 import flaxformer_mt
-from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import command_line, program_line, warn_user
 from flaxformer_mt.evaluation.evaluate import EvaluationResult, evaluate_run
@@ -23,7 +22,7 @@ from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.runs.load_run import describe_start, name_checkpoint
 from flaxformer_mt.scoring.metrics import METRICS
 from flaxformer_mt.tracking import Tracker
-from flaxformer_mt.training.checkpoint_trees import has_ended
+from flaxformer_mt.training.resume_position import has_ended
 from flaxformer_mt.training.setup import TrainingSetup
 
 _SCORING = "scoring the test set"
@@ -60,10 +59,9 @@ class TrainingReport(TypedDict, total=False):
     command: str
 
 
-def make_report(
-    config: Config, run_dir: Path, setup: TrainingSetup, tracker: Tracker, stream: TextIO | None = None
-) -> TrainingReport:
+def make_report(setup: TrainingSetup, tracker: Tracker, stream: TextIO | None = None) -> TrainingReport:
     """Score the final checkpoint on the test set, if there is one, and collect the facts of the run."""
+    config, run_dir = setup.config, setup.run_dir
     prepared, progress = setup.prepared, setup.progress
     report: TrainingReport = {
         "step": progress.step,
@@ -157,6 +155,5 @@ def describe_report(report: Mapping[str, Any], run_dir: Path) -> str:
 
 
 def _shorten(path: Path) -> Path:
-    """Return the path from the working directory, if it is below."""
     here = Path.cwd()
     return path.absolute().relative_to(here) if path.absolute().is_relative_to(here) else path

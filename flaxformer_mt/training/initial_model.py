@@ -6,9 +6,8 @@ corpus gets its own: then pieces that both vocabularies have keep their paramete
 """
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 import numpy as np
@@ -20,7 +19,7 @@ from flaxformer_mt.config.files import compare_configs, read_config
 from flaxformer_mt.data.prepare import prepare
 from flaxformer_mt.errors import UserError, find_url, name_urls, warn_user
 from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.object_store.remote_runs import publish, refresh
+from flaxformer_mt.object_store.remote_runs import open_copy, publish, refresh
 from flaxformer_mt.parallel import default_platform
 from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first
 from flaxformer_mt.parameter_trees import flatten_tree, unflatten_like
@@ -49,20 +48,21 @@ _FORMAT = "run"
 
 def start_run(
     config: Config,
-    run_dir: Path,
+    run_dir: str | Path,
     init: str,
     *,
     new_vocab: bool = False,
-    say: Callable[[str], object] | None = None,
+    progress: TextIO | None = None,
 ) -> Config:
     """Make a run directory that starts from another run, unless it exists; return the config to train with.
 
     Args:
-      config: the config of the new run; see `adopt_network`.
+      config: the config of the new run, of which the network and the vocabulary are replaced.
       init: RUN or RUN@CHECKPOINT, whose parameters are taken; the moving average if the checkpoint has one.
       new_vocab: whether the vocabulary is made from the new corpus, as the config says.
-      say: receives what became of the pieces of a new vocabulary.
+      progress: is told what became of the pieces of a new vocabulary.
     """
+    run_dir = open_copy(run_dir)
     path = run_dir / "config.json"
     if decide_once(path.exists):
         origin = decide_once(lambda: _read_origin(run_dir))
@@ -74,7 +74,9 @@ def start_run(
     else:
         if decide_once(lambda: run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir()))):
             raise UserError(f"{run_dir} exists and is not an empty folder; give another --run=DIR")
-        _make_run(config, run_dir, load_named(init), init=init, new_vocab=new_vocab, say=say)
+        said = _make_run(config, run_dir, load_named(init), init=init, new_vocab=new_vocab)
+        if progress is not None and said and is_first():
+            print(said, file=progress, flush=True)
     adopted = adopt_network(config, read_config(path), new_vocab=new_vocab)
     if is_first() and (unused := compare_configs(config, adopted)):
         warn_user(
@@ -125,12 +127,7 @@ def map_pieces(old: Vocab, new: Vocab) -> np.ndarray:
 
 
 def move_pieces(params: Any, fresh: Any, old: Vocabs, new: Vocabs) -> Any:
-    """Return the parameters for a new vocabulary: pieces of both keep theirs, others have those of `fresh`.
-
-    Args:
-      params: parameters of the network with the old vocabularies.
-      fresh: initial parameters of the network with the new ones.
-    """
+    """Return parameters for a new vocabulary: pieces of both keep theirs, others have those of `fresh`."""
     source, target = map_pieces(old.source, new.source), map_pieces(old.target, new.target)
     leaves = {}
     for path, leaf in flatten_tree(params).items():
@@ -146,24 +143,15 @@ def move_pieces(params: Any, fresh: Any, old: Vocabs, new: Vocabs) -> Any:
     return unflatten_like(params, leaves)
 
 
-def _make_run(
-    config: Config,
-    run_dir: Path,
-    base: TrainedModel,
-    *,
-    init: str,
-    new_vocab: bool,
-    say: Callable[[str], object] | None,
-) -> None:
-    """Write the run beside its place, and move it there when it is complete."""
+def _make_run(config: Config, run_dir: Path, base: TrainedModel, *, init: str, new_vocab: bool) -> str:
+    """Write the run beside its place, and move it there when it is complete; say what became of pieces."""
     config = adopt_network(config, base.config, new_vocab=new_vocab)
     validate(config)
-    vocabs, params = base.vocabs, jax.device_get(base.params)
+    vocabs, params, said = base.vocabs, jax.device_get(base.params), ""
     if new_vocab:
         vocabs = first_then_others(lambda: prepare(config).vocabs, name="vocabulary of a new run")
         params = move_pieces(params, _init_params(config, vocabs), base.vocabs, vocabs)
-        if say is not None:
-            say(_describe_pieces(base.vocabs, vocabs, init))
+        said = _describe_pieces(base.vocabs, vocabs, init)
     origin = {"format": _FORMAT, "path": _describe(init, new_vocab)}
 
     def write() -> None:
@@ -173,6 +161,7 @@ def _make_run(
 
     decide_once(write)
     refresh(run_dir)
+    return said
 
 
 def _init_params(config: Config, vocabs: Vocabs) -> Any:
@@ -198,9 +187,7 @@ def _describe_pieces(old: Vocabs, new: Vocabs, init: str) -> str:
 
 
 def _read_origin(run_dir: Path) -> str:
-    """Return the run from which this one started; "" if it started from random parameters or
-    another format.
-    """
+    """Return the run from which this one started; "": from random parameters or another format."""
     checkpoints = Checkpoints(run_dir)
     if IMPORTED_STEP not in checkpoints.steps():
         return ""

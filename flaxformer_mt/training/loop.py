@@ -4,7 +4,6 @@ Contains the order of events; each of them is a call into another module.
 """
 
 import contextlib
-import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,16 +24,16 @@ from flaxformer_mt.object_store.remote_runs import open_copy, to_url
 from flaxformer_mt.parallel.compilation import CompileClock
 from flaxformer_mt.parallel.processes import decide_once, is_first
 from flaxformer_mt.runs import run_directory
-from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.tracking import Tracker
 from flaxformer_mt.tracking.progress_display import WorkProgress
 from flaxformer_mt.tracking.tracking_services import import_service
 from flaxformer_mt.training import setup_messages
-from flaxformer_mt.training.checkpoint_trees import TrainProgress, has_ended, to_trees
+from flaxformer_mt.training.checkpoint_trees import to_trees
 from flaxformer_mt.training.compile_ahead import shapes_of
 from flaxformer_mt.training.final_report import TrainingReport, make_report
-from flaxformer_mt.training.initial_model import check_lora_start, start_run
+from flaxformer_mt.training.initial_model import check_lora_start
 from flaxformer_mt.training.profiling import Profile
+from flaxformer_mt.training.resume_position import TrainProgress, has_ended
 from flaxformer_mt.training.setup import TrainingSetup, compile_shapes, set_up_training, shapes_left
 from flaxformer_mt.training.state import TrainState
 from flaxformer_mt.training.stop_request import StopRequest
@@ -49,8 +48,6 @@ def fit(
     config: Config,
     run_dir: str | Path,
     *,
-    init: str | None = None,
-    new_vocab: bool = False,
     profile: int = 0,
     progress: TextIO | None = None,
     workers: int | None = None,
@@ -60,14 +57,12 @@ def fit(
 ) -> TrainingReport:
     """Train the model that a config describes, or resume the run in `run_dir`; return the run's report.
 
-    A finished run is not trained further; its report is returned as it is.
+    A finished run is not trained further; its report is returned as it is. `start_run` makes a run
+    that starts from the parameters of another one.
 
     Args:
       config: data, vocabulary, model and optimization of the run.
       run_dir: the run directory; created if it does not exist.
-      init: RUN or RUN@CHECKPOINT, the trained model whose parameters, network and vocabulary the run starts
-        from. None: random parameters.
-      new_vocab: with `init`, whether a new vocabulary is trained on the data of the config instead.
       profile: the number of updates to record as a trace in RUN/profile/; 0: none.
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
       workers: the number of processes that check and tokenize a large training set, which a program may only
@@ -83,28 +78,21 @@ def fit(
       TrainingInterrupted: SIGTERM or SIGINT arrived; a checkpoint was saved after the step in progress.
     """
     run_dir = open_copy(run_dir)
-    if init is not None:
-        alone = progress is not None and is_first()
-        say = functools.partial(print, file=progress, flush=True) if alone else None
-        config = start_run(config, run_dir, init, new_vocab=new_vocab, say=say)
     validate(config)
     run_directory.check_run(run_dir, config)
     check_lora_start(config, run_dir)
     report = decide_once(lambda: run_directory.read_final_report(run_dir, config))
     if report is not None:
         if progress is not None:
-            step, steps = report["step"], config.train.steps
-            print(f"{to_url(run_dir)} is finished, at step {step} of {steps}.", file=progress, flush=True)
+            finished = f"{to_url(run_dir)} is finished, at step {report['step']} of {config.train.steps}."
+            print(finished, file=progress, flush=True)
         return cast(TrainingReport, report)
     # Of several processes, the first one writes, and the others end with it.
     with run_directory.lock_run(run_dir) if is_first() else contextlib.nullcontext():
         _check_services(config, run_dir)
-        train = config.train
-        checkpoints = Checkpoints(run_dir, keep_last=train.keep_checkpoints, best_metric=train.metrics[0])
         setup = set_up_training(
             config,
             run_dir,
-            checkpoints,
             progress=WorkProgress(progress if is_first() else None),
             pool=PoolOptions(workers),
             loss_terms=loss_terms,
@@ -113,7 +101,7 @@ def fit(
         if is_first():
             for warning in setup_messages.describe_doubts(config, setup.parallel.platform):
                 warn_user(warning)
-        return _train_and_report(config, run_dir, setup, checkpoints, profile, progress, draw_report)
+        return _train_and_report(setup, profile, progress, draw_report)
 
 
 def _check_services(config: Config, run_dir: Path) -> None:
@@ -128,20 +116,18 @@ def _check_services(config: Config, run_dir: Path) -> None:
 
 
 def _train_and_report(
-    config: Config,
-    run_dir: Path,
     setup: TrainingSetup,
-    checkpoints: Checkpoints,
     profile: int,
     stream: TextIO | None,
     draw_report: Callable[[Path], Path] | None,
 ) -> TrainingReport:
     """Train to the end, average the last checkpoints, score the test set and write the report."""
-    clock, steps = CompileClock(), (setup.progress.step, config.train.steps)
+    config, run_dir, checkpoints = setup.config, setup.run_dir, setup.checkpoints
+    clock, start = CompileClock(), setup.progress.step
     tracker = Tracker(
         run_dir if is_first() else None,
         total_steps=config.train.steps,
-        start_step=setup.progress.step,
+        start_step=start,
         tensorboard=config.train.tensorboard,
         trackers=config.train.trackers,
         stream=stream,
@@ -149,13 +135,14 @@ def _train_and_report(
     )
     with clock, tracker:
         tracker.log_config(flatten(config))
-        for line in setup_messages.describe_training(config, setup, checkpoints):
+        for line in setup_messages.describe_training(setup):
             tracker.message(line)
         if checkpoints.warning:
             warn_user(checkpoints.warning)
-        trace = Profile(run_dir / "profile", profile if is_first() else 0, steps, say=tracker.message)
+        updates = profile if is_first() else 0
+        trace = Profile(run_dir / "profile", updates, (start, config.train.steps), say=tracker.message)
         try:
-            _train(config, setup, checkpoints, tracker, trace, clock, announce=stream is not None)
+            _train(setup, tracker, trace, clock, announce=stream is not None)
         finally:
             checkpoints.finish_writing()  # whatever ended training, the saved checkpoint is on disk
         checkpoints.wait()
@@ -163,7 +150,7 @@ def _train_and_report(
             trained = sum(step > run_directory.IMPORTED_STEP for step in checkpoints.steps())
             checkpoints.average(min(config.train.average_last, trained))
             checkpoints.wait()
-        report = make_report(config, run_dir, setup, tracker, stream)
+        report = make_report(setup, tracker, stream)
         if is_first():
             run_directory.write_report(run_dir, report)
             if draw_report is not None:
@@ -172,49 +159,42 @@ def _train_and_report(
 
 
 def _train(
-    config: Config,
-    setup: TrainingSetup,
-    checkpoints: Checkpoints,
-    tracker: Tracker,
-    profile: Profile,
-    clock: CompileClock,
-    *,
-    announce: bool,
+    setup: TrainingSetup, tracker: Tracker, profile: Profile, clock: CompileClock, *, announce: bool
 ) -> None:
     """Run the loop to the end or an interruption: batch, update, log, validation and checkpoint when due."""
-    train, progress, state = config.train, setup.progress, setup.state
+    config, progress, state = setup.config, setup.progress, setup.state
+    train, best_metric, count = config.train, config.train.metrics[0], config.optim.accumulation
     validation = None
     if setup.prepared.valid_pairs is not None:
         validation = Validation(config, setup.prepared, setup.model, setup.parallel, like=state.params)
-    if validation is not None and setup_messages.starts_from_import(checkpoints, progress.step):
+    if validation is not None and setup_messages.starts_from_import(setup.checkpoints, progress.step):
         # Training may not improve on the imported model, which then stays the best.
-        _evaluate(validation, state, progress, tracker, train.metrics[0])
-        checkpoints.record_metrics(run_directory.IMPORTED_STEP, progress.metrics)
+        _evaluate(validation, state, progress, tracker, best_metric)
+        setup.checkpoints.record_metrics(run_directory.IMPORTED_STEP, progress.metrics)
     start = time.monotonic() - progress.train_seconds
     with tracker.busy(setup_messages.COMPILING_AHEAD):
-        compile_shapes(config, setup, tracker.message)
+        compile_shapes(setup, tracker.message)
     if validation is not None:
         validation.compile_beside(shapes_of(state.inference_params), clock)
-    target_size = setup.prepared.vocabs.target.size
-    log = TrainingLog(tracker, config, setup.parallel, target_size, progress=progress, clock=clock.working)
+    log = TrainingLog(tracker, setup, clock=clock.working)
     hooks = (profile, log.add)
-    shapes = len(shapes_left(config, setup))
-    with StopRequest(announce=announce) as stop, _open_batches(config, setup) as batches, profile:
+    shapes = len(shapes_left(setup))
+    with StopRequest(announce=announce) as stop, _open_batches(setup) as batches, profile:
         while not _is_finished(config, progress):
             with jax.profiler.StepTraceAnnotation("update", step_num=progress.step + 1):
                 with log.waiting():
-                    position, microbatches = _take(batches, config.optim.accumulation)
+                    positions, microbatches = zip(*itertools.islice(batches, count), strict=True)
                 on_devices = [setup.put(batch) for batch in microbatches]
                 with _tell_of_compiling(tracker, setup, on_devices, shapes):
                     state, metrics = setup.train_step(state, setup.numbers, on_devices)
-            _advance(progress, position, config, tracker)
+            _advance(progress, positions[-1], config, tracker)
             step = progress.step
             for hook in hooks:
-                hook(step, metrics, microbatches, position.epoch)
+                hook(step, metrics, microbatches, progress.epoch)
             last = step == train.steps or has_ended(config.data, progress)
             if validation is not None and (last or step % train.evaluate_every == 0):
                 with log.paused():
-                    _evaluate(validation, state, progress, tracker, train.metrics[0])
+                    _evaluate(validation, state, progress, tracker, best_metric)
             due = last or bool(progress.metrics) or step % train.checkpoint_every == 0
             stopping = stop.is_due(at_log_step=step % train.log_every == 0)
             if due or stopping:
@@ -222,9 +202,9 @@ def _train(
                     progress.interim = not due
                     progress.train_seconds = time.monotonic() - start
                     progress.log, progress.target_tokens = log.to_dict(), log.target_tokens
-                    checkpoints.save(step, to_trees(state), progress.to_dict())
+                    setup.checkpoints.save(step, to_trees(state), progress.to_dict())
             if stopping and not _is_finished(config, progress):
-                checkpoints.wait()
+                setup.checkpoints.wait()
                 tracker.message(f"stopped at step {step} and saved; the same command resumes there")
                 raise TrainingInterrupted(step, stop.exit_status)
     log.flush(progress.step)  # the updates since the last line, where training ended early
@@ -233,7 +213,6 @@ def _train(
 def _tell_of_compiling(
     tracker: Tracker, setup: TrainingSetup, batches: list[BatchArray], expected: int
 ) -> contextlib.AbstractContextManager[None]:
-    """Show the number of the program that an update has to wait for, if it is one that must be compiled."""
     programs = setup.train_step.by_shape
     if all(batch in programs for batch in batches):
         return contextlib.nullcontext()
@@ -251,9 +230,9 @@ def _evaluate(
 
 
 @contextlib.contextmanager
-def _open_batches(config: Config, setup: TrainingSetup) -> Iterator[Iterator[tuple[Position, BatchArray]]]:
+def _open_batches(setup: TrainingSetup) -> Iterator[Iterator[tuple[Position, BatchArray]]]:
     """Return the batches from the run's position on; end the loader's threads when training ends."""
-    train, vocab = setup.prepared.train, setup.prepared.vocabs.target
+    config, train, vocab = setup.config, setup.prepared.train, setup.prepared.vocabs.target
     batches = train_batches(
         train,
         config.data,
@@ -266,12 +245,6 @@ def _open_batches(config: Config, setup: TrainingSetup) -> Iterator[Iterator[tup
     )
     with contextlib.closing(train), contextlib.closing(batches):
         yield batches
-
-
-def _take(batches: Iterator[tuple[Position, BatchArray]], count: int) -> tuple[Position, list[BatchArray]]:
-    """Return the microbatches of an update, and the position after them."""
-    taken = list(itertools.islice(batches, count))
-    return taken[-1][0], [batch for _, batch in taken]
 
 
 def _advance(progress: TrainProgress, after: Position, config: Config, tracker: Tracker) -> None:

@@ -14,7 +14,7 @@ from optax import contrib
 
 from flaxformer_mt.config import Config, OptimConfig
 from flaxformer_mt.shapes import Array
-from flaxformer_mt.training.trained_parameters import label_parameters, select_trained
+from flaxformer_mt.training.trained_parameters import select_trained
 
 # From the number of an update, counted from 0, to its learning rate.
 Schedule = Callable[[Array | int], Array]
@@ -64,7 +64,7 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
     if config.freeze and not config.lora.rank:
         rule = optax.multi_transform(
             {"trained": rule, "frozen": optax.set_to_zero()},
-            lambda params: label_parameters(params, config.freeze),
+            lambda params: jax.tree.map(lambda _: "trained", params),
         )
 
     def select(tree: optax.Params | None) -> Any:
@@ -128,7 +128,6 @@ class Hyperparameters(NamedTuple):
 
 
 def make_hyperparameters(config: Config) -> Hyperparameters:
-    """Return the numbers of a config as numpy arrays without axes."""
     optim, steps = config.optim, config.train.steps
     warmup = max(warmup_updates(optim, total_steps=steps), 1)
     peak, shape = optim.learning_rate, optim.schedule

@@ -15,19 +15,13 @@ WARM_UP = 10
 class Profile:
     """A hook of the training loop that records a trace of some updates; a context manager around the loop.
 
-    Reports the directory of the trace, or that no trace was recorded.
+    Says where the trace is, or that no trace was recorded.
     """
 
     def __init__(
         self, directory: Path, updates: int, steps: tuple[int, int], *, say: Callable[[str], None]
     ) -> None:
-        """Store the arguments.
-
-        Args:
-          updates: the number of updates to record; 0: record nothing and report nothing.
-          steps: the number of the update before the first call, and of the last one that the run can take.
-          say: shows a line to the user.
-        """
+        """`updates`: number to record; 0: none. `steps`: the update before the loop, and its last one."""
         self._directory, self._updates, self._say = directory, updates, say
         self._step, last = steps
         # The number of the update before the recorded ones.

@@ -1,16 +1,13 @@
-"""Set up training: everything that the loop needs, made from the config and the newest checkpoint.
-
-Puts together devices, data, model, optimizer and state, and maps a checkpoint's trees to the training state.
-"""
+"""Set up training: devices, data, model, optimizer and state, from the config and the newest checkpoint."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_mt.config import Config
@@ -21,13 +18,12 @@ from flaxformer_mt.data.prepare import Prepared, prepare
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import Model, init_params
-from flaxformer_mt.model.lora import FACTORS, has_factors, without_factors
+from flaxformer_mt.model.lora import without_factors
 from flaxformer_mt.parallel import Parallel, enable_compilation_cache, make_parallel
-from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first, work_in_all
+from flaxformer_mt.parallel.processes import first_then_others, is_first
 from flaxformer_mt.runs.checkpoints import Checkpoints
-from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
-from flaxformer_mt.training.checkpoint_trees import TrainProgress, restore_state, restore_trees
+from flaxformer_mt.training.checkpoint_trees import load_state
 from flaxformer_mt.training.compile_ahead import (
     DiskCache,
     ProgramsByShape,
@@ -40,6 +36,7 @@ from flaxformer_mt.training.compile_ahead import (
     shapes_of,
 )
 from flaxformer_mt.training.optimizers import Hyperparameters, make_hyperparameters
+from flaxformer_mt.training.resume_position import TrainProgress
 from flaxformer_mt.training.state import TrainState, init_state, init_training_params, make_training_model
 from flaxformer_mt.training.trained_parameters import check_patterns, select_trained
 from flaxformer_mt.training.update import (
@@ -59,24 +56,25 @@ from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
 class TrainStep:
     """One update: from a state and its microbatches to the next state and the metrics to log.
 
-    by_shape: the program that reads a batch: the whole update, or its gradient. add, update: with gradient
-    accumulation, the programs that add two sums, and that update the state by one.
+    by_shape: the program that reads a batch: the whole update, or with gradient accumulation its gradient.
+    add, update: then the programs that add two sums, and that update the state by one.
     """
 
     by_shape: ProgramsByShape
-    add: Callable[[Sums, Sums], Sums] | None = None
+    add: Callable[[Sums, Sums], Sums] = add_sums
     update: Callable[[TrainState, Hyperparameters, Sums], tuple[TrainState, StepMetrics]] | None = None
 
     def __call__(
         self, state: TrainState, numbers: Hyperparameters, batches: Sequence[BatchArray]
     ) -> tuple[TrainState, StepMetrics]:
         """Compute the update; donates the state."""
-        if self.add is None or self.update is None:
+        if self.update is None:
             return self.by_shape(state, numbers, batches[0])
-        sums = self.by_shape(*self.arguments_of(state, numbers, batches[0]))
-        for number, batch in enumerate(batches[1:], start=1):
-            sums = self.add(sums, self.by_shape(*self.arguments_of(state, numbers, batch, number)))
-        return self.update(state, numbers, sums)
+        sums = (
+            self.by_shape(*self.arguments_of(state, numbers, batch, number))
+            for number, batch in enumerate(batches)
+        )
+        return self.update(state, numbers, functools.reduce(self.add, sums))
 
     def arguments_of(self, state: Any, numbers: Any, batch: Any, number: int = 0) -> tuple[Any, ...]:
         """Return the arguments of the program that reads batch `number` of an update."""
@@ -88,6 +86,9 @@ class TrainStep:
 class TrainingSetup(NamedTuple):
     """What the training loop needs; `state` and `progress` are those of the newest checkpoint, or initial."""
 
+    config: Config
+    run_dir: Path
+    checkpoints: Checkpoints
     parallel: Parallel
     prepared: Prepared
     model: Model
@@ -104,7 +105,6 @@ class TrainingSetup(NamedTuple):
 
     @property
     def row_share(self) -> RowShare:
-        """The rows of a batch that this process loads."""
         return RowShare(self.parallel.layout.row_parts, self.parallel.row_share)
 
     def put(self, batch: BatchArray) -> BatchArray:
@@ -115,20 +115,15 @@ class TrainingSetup(NamedTuple):
 def set_up_training(
     config: Config,
     run_dir: Path,
-    checkpoints: Checkpoints,
     *,
     progress: WorkProgress = SILENT,
     pool: PoolOptions = NO_POOL,
     loss_terms: Sequence[LossTerm] = (),
     allow_changed_data: bool = False,
 ) -> TrainingSetup:
-    """Prepare data, model and state; the state is initialized on its devices, or restored onto them.
-
-    A checkpoint of any device layout is restored onto the layout of this config.
-
-    Args:
-      loss_terms, allow_changed_data: see `fit`.
-    """
+    """Prepare data, model and state, which is initialized on its devices or restored; see `fit`."""
+    train = config.train
+    checkpoints = Checkpoints(run_dir, keep_last=train.keep_checkpoints, best_metric=train.metrics[0])
     parallel = make_parallel(config)
     enable_compilation_cache(compiled_dir())
     own_store = None if is_first() else cache_dir(config.data) / "tokens" / f"process-{jax.process_index()}"
@@ -140,13 +135,21 @@ def set_up_training(
     model, layers = make_training_model(config, parallel, sizes=(vocabs.source.size, vocabs.target.size))
     if config.optim.freeze or config.optim.lora.rank:
         check_patterns(jax.eval_shape(lambda: init_params(model, jax.random.key(0))), config.optim)
-    state, reached = load_state(checkpoints, parallel, lambda: _make_state(model, config, parallel))
+
+    def make_state() -> TrainState:
+        params = init_training_params(model, config, config.seed, sharding_of=parallel.sharding_of)
+        return parallel.init(lambda params: init_state(params, config.optim), params, donate=(0,))
+
+    state, reached = load_state(checkpoints, parallel, make_state)
     pairs = filter(None, (prepared.train.pairs, prepared.valid_pairs))
     texts = {text: name for part in pairs for text, name in part.name_texts().items()}
     if not allow_changed_data:
         _check_texts(reached, texts, run_dir)
     reached.texts = texts
     return TrainingSetup(
+        config,
+        run_dir,
+        checkpoints,
         parallel,
         prepared,
         model,
@@ -160,34 +163,28 @@ def set_up_training(
     )
 
 
-def _make_state(model: Model, config: Config, parallel: Parallel) -> TrainState:
-    params = init_training_params(model, config, config.seed, sharding_of=parallel.sharding_of)
-    return parallel.init(lambda params: init_state(params, config.optim), params, donate=(0,))
-
-
-def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], object]) -> None:
+def compile_shapes(setup: TrainingSetup, say: Callable[[str], object]) -> None:
     """Compile the update for all batch shapes that are left, before the first one, if the config says so."""
-    parallel, vocab, step = setup.parallel, setup.prepared.vocabs.target, setup.train_step
-    shapes = shapes_left(config, setup)
+    config, parallel, step = setup.config, setup.parallel, setup.train_step
+    vocab, shapes = setup.prepared.vocabs.target, shapes_left(setup)
     if not shapes or not compiles_ahead(config, parallel.platform):
         return
     state, numbers = shapes_of((setup.state, setup.numbers))  # the first update donates the arrays
     packed, columns = config.data.batching == "pack", setup.prepared.train.base.columns
 
-    def arguments_of(shape: Shape) -> tuple[BatchArray, tuple[Any, ...]]:
-        parts = parallel.layout.row_parts
+    parts, every = parallel.layout.row_parts, []
+    for shape in shapes:
         whole = shape._replace(rows=-(-shape.rows // parts) * parts)
         array = make_empty_batch(whole, columns, packed=packed, pad_id=vocab.pad_id, bos_id=vocab.bos_id)
         batch = parallel.put_shapes(dataclasses.replace(array, unpadded=setup.unpadded.get(shape)))
-        return batch, step.arguments_of(state, numbers, batch)
+        every.append(step.arguments_of(state, numbers, batch))
+    compile_ahead(step.by_shape, every, config=config, parallel=parallel, say=say)
 
-    compile_ahead(step.by_shape, shapes, arguments_of, config=config, parallel=parallel, say=say)
 
-
-def shapes_left(config: Config, setup: TrainingSetup) -> list[Shape]:
+def shapes_left(setup: TrainingSetup) -> list[Shape]:
     """Return the batch shapes that the remaining updates will use, the one with the most work first."""
-    plans = _epoch_plans(setup.prepared)[setup.progress.stage :]
-    return find_shapes(config, plans, updates=config.train.steps - setup.progress.step)
+    plans, updates = _epoch_plans(setup.prepared), setup.config.train.steps - setup.progress.step
+    return find_shapes(setup.config, plans[setup.progress.stage :], updates=updates)
 
 
 def _epoch_plans(prepared: Prepared) -> list[dict[str, Any]]:
@@ -239,47 +236,12 @@ def _check_positions(config: Config, valid: TokenStore) -> None:
         )
 
 
-def load_state(
-    checkpoints: Checkpoints, parallel: Parallel, make_state: Callable[[], TrainState]
-) -> tuple[TrainState, TrainProgress]:
-    """Return the newest checkpoint's state on the devices of `parallel`, or the initial one.
-
-    The checkpoint may have been saved from any device layout. Process 0 chooses it for all processes, and all
-    of them read it or none.
-    """
-    step = decide_once(checkpoints.newest_undamaged)
-    if step is None:
-        return make_state(), TrainProgress()
-    return work_in_all(
-        lambda: _restore_state(checkpoints, parallel, make_state, step),
-        what=f"read checkpoint {step}, from which process 0 resumes training",
-    )
-
-
-def _restore_state(
-    checkpoints: Checkpoints, parallel: Parallel, make_state: Callable[[], TrainState], step: int
-) -> tuple[TrainState, TrainProgress]:
-    if step == IMPORTED_STEP:  # an imported model has parameters only
-        state = make_state()
-        targets = {"params": without_factors(state.params)}
-        params = restore_trees(checkpoints, IMPORTED_STEP, targets)[0]["params"]
-        params |= {FACTORS: state.params[FACTORS]} if has_factors(state.params) else {}
-        ema_params = None if state.ema_params is None else jax.tree.map(jnp.copy, params)
-        return dataclasses.replace(state, params=params, ema_params=ema_params), TrainProgress()
-    target = parallel.place_shapes(jax.eval_shape(make_state))
-    state, values = restore_state(checkpoints, step, target)
-    return state, TrainProgress.from_dict(values)
-
-
 def compile_train_step(
     model: Model, config: Config, parallel: Parallel, *, loss_terms: Sequence[LossTerm] = ()
 ) -> TrainStep:
     """Compile the update: one program, or with gradient accumulation three (gradient, sum, update).
 
-    Each group of devices adds the gradients of its own rows over the microbatches; the groups are added once.
-
-    Args:
-      loss_terms: see `fit`.
+    Then each group of devices adds the gradients of its rows over microbatches, and the groups once.
     """
     selected = UpdateConfig.of(config)
     dependencies, devices = [model.config, selected, config.parallel], list(parallel.mesh.devices.flat)

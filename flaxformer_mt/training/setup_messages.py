@@ -19,9 +19,9 @@ from flaxformer_mt.training.trained_parameters import describe_frozen
 COMPILING_AHEAD = "compiling the update for all batch shapes"
 
 
-def describe_training(config: Config, setup: TrainingSetup, checkpoints: Checkpoints) -> Iterator[str]:
-    """Tell what is trained, on what, how, and from where."""
-    vocabs, progress = setup.prepared.vocabs, setup.progress
+def describe_training(setup: TrainingSetup) -> Iterator[str]:
+    config, checkpoints = setup.config, setup.checkpoints
+    vocabs, step = setup.prepared.vocabs, setup.progress.step
     sizes = f"{vocabs.source.size:,}" if vocabs.joint else f"{vocabs.source.size:,} + {vocabs.target.size:,}"
     directions = ", ".join(direction.name for direction in find_directions(config.data))
     yield (
@@ -47,9 +47,9 @@ def describe_training(config: Config, setup: TrainingSetup, checkpoints: Checkpo
         )
     yield describe_batches(setup.prepared.report["batches"])
     yield from describe_long_warmup(config)
-    if progress.step:
-        yield f"resuming at step {progress.step} of {config.train.steps}"
-    if starts_from_import(checkpoints, progress.step):
+    if step:
+        yield f"resuming at step {step} of {config.train.steps}"
+    if starts_from_import(checkpoints, step):
         yield _describe_import(checkpoints)
 
 
@@ -83,7 +83,6 @@ def _describe_import(checkpoints: Checkpoints) -> str:
 
 
 def _describe_attention(config: Config, parallel: Parallel) -> str:
-    """Tell which kernel computes attention in the longest batches, and why."""
     data = config.data
     lengths = (data.max_source_length if data.source_language else 0, data.max_target_length)
     source, target = (-(-length // data.length_multiple) * data.length_multiple for length in lengths)
@@ -94,10 +93,8 @@ def _describe_attention(config: Config, parallel: Parallel) -> str:
 
 
 def describe_doubts(config: Config, platform: str) -> Iterator[str]:
-    """Warn of a warm-up that is shorter than the config says, and of a dtype that is slow on this CPU."""
     warmup, steps = config.optim.warmup_steps, config.train.steps
-    updates = warmup_updates(config.optim, total_steps=steps)
-    if updates != warmup:
+    if (updates := warmup_updates(config.optim, total_steps=steps)) != warmup:
         yield (
             f"optim.warmup_steps {warmup} is not below train.steps {steps}, at which schedule "
             f"{config.optim.schedule} ends; the warm-up is shortened to {updates} updates"
@@ -121,7 +118,6 @@ def describe_long_warmup(config: Config) -> Iterator[str]:
 
 
 def describe_stage_end(config: Config, step: int, ended: int, stage: int) -> str:
-    """Describe the end of a stage, by the numbers of the stage that ended and of the next one."""
     stages = config.data.stages
     following = "the last one" if stage == len(stages) else f"then stage {stages[stage].name}"
     return f"update {step} ends stage {stages[ended].name}, {following}"

@@ -40,11 +40,8 @@ def choose_scan(
     """Return the network to train, with model.scan_layers resolved, and how auto was decided, for the log.
 
     On GPUs, auto scans where compiling would take longer without than all updates of the run do with a scan.
-    Optimizers that see whole arrays need layers apart; CPUs and TPUs compile deep stacks in time.
-
-    Args:
-      device_kind, devices: kind and number of the devices that share a batch.
-      cores: the processor's cores that compile; None: those of this machine.
+    Optimizers that see whole arrays need layers apart; CPUs and TPUs compile deep stacks in time. `devices`
+    share a batch; `cores` of the processor compile.
     """
     model = config.model
     depths = [model.num_decoder_layers]
@@ -71,11 +68,7 @@ def choose_scan(
 
 
 def make_training_model(config: Config, parallel: Parallel, *, sizes: tuple[int, int]) -> tuple[Model, str]:
-    """Make the network that an update trains; return also how its scan was decided, for the log.
-
-    Args:
-      sizes: numbers of entries of the source and of the target vocabulary.
-    """
+    """Make the network for vocabularies of these sizes; return also how its scan was decided, for the log."""
     network, layers = choose_scan(
         config,
         platform=parallel.platform,
@@ -114,17 +107,8 @@ class TrainState:
         return self.params if self.ema_params is None else self.ema_params
 
 
-def init_training_params(
-    model: Model,
-    config: Config,
-    seed: Array | int,
-    **placement: Any,
-) -> Any:
-    """Draw the initial parameters of training: of the network, and the factors that optim.lora asks for.
-
-    Args:
-      placement: `sharding_of` of `init_params`.
-    """
+def init_training_params(model: Model, config: Config, seed: Array | int, **placement: Any) -> Any:
+    """Draw the initial parameters of the network, and the factors that optim.lora asks for."""
     key, lora = jax.random.key(seed), config.optim.lora
     params = init_params(model, key, **placement)
     if not lora.rank:
@@ -135,7 +119,6 @@ def init_training_params(
 
 
 def init_state(params: Any, config: OptimConfig) -> TrainState:
-    """Make the state before the first update."""
     zero = jnp.zeros((), jnp.int32)
     # A copy: an update donates the buffers of the state, and each buffer can be donated only once.
     ema_params = jax.tree.map(jnp.copy, params) if config.ema_decay > 0 else None

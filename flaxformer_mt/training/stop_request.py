@@ -12,11 +12,11 @@ from flaxformer_mt.parallel.processes import any_process, process_count
 class StopRequest:
     """Context manager that records the first SIGTERM or SIGINT; a second one raises KeyboardInterrupt.
 
-    Outside of the main thread no signal handlers can be installed, and nothing is ever received.
+    Outside of the main thread nothing is ever received.
     """
 
     def __init__(self, *, announce: bool = True) -> None:
-        """Install nothing yet; `announce`: acknowledge the signal on standard error."""
+        """`announce`: acknowledge the signal on standard error."""
         self.received: signal.Signals | None = None
         self._announce = announce
         self._previous: dict[signal.Signals, Any] = {}

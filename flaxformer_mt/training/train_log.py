@@ -6,29 +6,25 @@ import json
 import math
 import operator
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from flaxformer_mt.config import Config, TrainConfig
+from flaxformer_mt.config import TrainConfig
 from flaxformer_mt.data.batch_array import BatchArray
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.flops import Work, peak_flops, real_work, training_flops
-from flaxformer_mt.parallel import Parallel
 from flaxformer_mt.parallel.processes import exchange, is_first, process_count
 from flaxformer_mt.tracking import Tracker
-from flaxformer_mt.training.checkpoint_trees import TrainProgress
+from flaxformer_mt.training.setup import TrainingSetup
 from flaxformer_mt.training.update import StepMetrics
 
 
 class Totals(NamedTuple):
-    """Sums over the tokens of some updates: losses, and numbers of tokens, of correct and of aligned ones.
-
-    The sums are float64 and add one update at a time, so that resuming changes no bit of them.
-    """
+    """Sums over tokens, in float64 and one update at a time, so that resuming changes no bit of them."""
 
     loss_sum: float = 0.0
     weight: float = 0.0
@@ -37,11 +33,7 @@ class Totals(NamedTuple):
     aligned: float = 0.0
 
     def means(self, config: TrainConfig) -> dict[str, float]:
-        """Return the mean loss per token, and with `log_accuracy` the share of correct tokens.
-
-        They are nan without tokens. With guided alignment there is also the mean loss of alignments per
-        aligned token, which is no part of `loss`.
-        """
+        """Return the means per token; nan without tokens. `alignment_loss` is per aligned token."""
         weight = self.weight or math.nan
         accuracy = {"accuracy": self.correct_sum / weight} if config.log_accuracy else {}
         alignment = {"alignment_loss": self.alignment_sum / self.aligned} if self.aligned else {}
@@ -55,30 +47,20 @@ _MOST_SKIPPED = 20
 class TrainingLog:
     """Sums the metrics of updates, and logs them every `train.log_every` updates and after each epoch.
 
-    An update is read once the next one has been dispatched: the host never waits for the newest update, so
-    that the devices always have work.
+    An update is read once the next one has been dispatched, so that the devices always have work.
     """
 
     def __init__(
         self,
         tracker: Tracker,
-        config: Config,
-        parallel: Parallel,
-        target_size: int,
+        setup: TrainingSetup,
         *,
-        progress: TrainProgress,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start the clock, and that of the tracker.
-
-        Args:
-          tracker: records and shows the values.
-          target_size: V, the size of the target vocabulary.
-          progress: that of the checkpoint from which training resumes, with the `to_dict` of its log.
-          clock: the time, in seconds, that rates are measured by.
-        """
-        self._tracker, self._config, self._clock = tracker, config, clock
-        self._parallel, self._target_size = parallel, target_size
+        """Start the clock, and that of the tracker; go on with the log of the checkpoint."""
+        self._tracker, self._config, self._clock = tracker, setup.config, clock
+        self._parallel, self._target_size = setup.parallel, setup.prepared.vocabs.target.size
+        progress = setup.progress
         # Target tokens, without padding, of all updates read so far, on all devices.
         self.target_tokens = progress.target_tokens
         stored = progress.log if "work" in progress.log else {}  # older versions stored other sums
@@ -93,7 +75,7 @@ class TrainingLog:
         # The newest update, until it has been read, and the metrics of the last one that has.
         self._unread: tuple[int, StepMetrics, int, Future[float]] | None = None
         self._metrics: StepMetrics | None = None
-        # Records when an update ends, also while the loop waits for a batch; ends with this object.
+        # Records when an update ends, also while the loop waits for a batch.
         self._watcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="watch-updates")
         # The end of the newest update that has been read, and the time up to which seconds are counted.
         self._ended = self._counted_until = clock()
@@ -101,10 +83,7 @@ class TrainingLog:
         tracker.start_clock()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the sums since the last lines, as JSON values for a checkpoint; waits for the newest update.
-
-        With the sums, the first lines after resuming cover the same updates as in an uninterrupted run.
-        """
+        """Return the sums since the last lines, for a checkpoint; waits for the newest update."""
         self._read_newest()
         self._pool_work()
         return {
@@ -118,12 +97,10 @@ class TrainingLog:
             "epoch": self._epoch,
         }
 
-    def add(self, step: int, metrics: StepMetrics, batches: list[BatchArray], epoch: int) -> None:
+    def add(self, step: int, metrics: StepMetrics, batches: Sequence[BatchArray], epoch: int) -> None:
         """Add an update that has been dispatched; wait for the one before, and log the lines that it ends.
 
-        Args:
-          epoch: the epoch of the next batch, from 0. An update with microbatches of two epochs belongs to the
-            first one and ends it.
+        `epoch` is that of the next batch. An update of two epochs belongs to the first one and ends it.
         """
         ended = self._watcher.submit(self._time_when_ready, metrics.weight)
         self._read_newest()
@@ -143,10 +120,7 @@ class TrainingLog:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Measure how long the loop waits for the batches of an update.
-
-        Dispatch is asynchronous: only the part of it counts that is after the end of the update before.
-        """
+        """Measure how long the loop waits for batches, of which the part after the last update counts."""
         start = self._clock()
         yield
         self._wait = start, self._clock()
@@ -165,7 +139,6 @@ class TrainingLog:
         self._counted_until = end
 
     def flush(self, step: int) -> None:
-        """Log all updates since the last line, if there are any."""
         self._read_newest()
         if self._metrics is not None and self._updates:
             self._log_updates(step, self._metrics)
@@ -223,7 +196,7 @@ class TrainingLog:
         self._work = sum((Work(**json.loads(text)) for text in pooled), Work()) if is_first() else Work()
 
     def _describe_usage(self) -> dict[str, float]:
-        """Return token counts, speeds and shares of a line; values unknown for the devices are absent."""
+        """Return token counts, speeds and shares of a line; what devices do not tell is absent."""
         seconds, work = max(self._seconds, 1e-9), self._work
         rate = training_flops(self._config.model, work, target_size=self._target_size) / seconds
         values = {

@@ -24,11 +24,10 @@ def is_frozen(path: str, patterns: Sequence[str]) -> bool:
 
 
 def is_trained(path: str, optim: OptimConfig) -> bool:
-    """Return whether the parameter at a path is trained; with optim.lora, a factor or one of
-    `also_train`.
-    """
+    """Tell whether a parameter is trained; with optim.lora, a factor or one of `also_train`."""
     if optim.lora.rank:
-        return is_factor(path) or is_frozen(path, optim.lora.also_train)
+        is_factor = path.startswith(f"{FACTORS}/") and path.endswith(("/down", "/up"))
+        return is_factor or is_frozen(path, optim.lora.also_train)
     return not is_frozen(path, optim.freeze)
 
 
@@ -46,20 +45,8 @@ def replace_trained(params: Any, trained: Any, optim: OptimConfig) -> Any:
     return unflatten_like(params, flatten_tree(params) | flatten_tree(trained))
 
 
-def label_parameters(params: Any, patterns: Sequence[str]) -> Any:
-    """Return the tree with "frozen" or "trained" in place of each parameter."""
-    labels = {path: "frozen" if is_frozen(path, patterns) else "trained" for path in flatten_tree(params)}
-    return unflatten_like(params, labels)
-
-
-def rank_at(path: str, *, rank: int, embedding_rank: int) -> int:
-    """Return the rank of the change of the matrix at a path."""
-    return embedding_rank if embedding_rank and is_table(path) else rank
-
-
-def is_factor(path: str) -> bool:
-    """Tell whether a path is that of a trained part of a change."""
-    return path.startswith(f"{FACTORS}/") and path.rpartition("/")[2] in ("down", "up")
+def rank_at(path: str, lora: LoraConfig) -> int:
+    return lora.embedding_rank if lora.embedding_rank and is_table(path) else lora.rank
 
 
 def find_targets(params: Any, lora: LoraConfig) -> list[str]:
@@ -104,7 +91,7 @@ def _check_lora(params: Any, lora: LoraConfig) -> None:
             f"{both[0]}; adapt a matrix or train all of it"
         )
     for path in sorted(targets, key=lambda path: min(matrices[path])):
-        rank, (inputs, outputs) = rank_at(path, **_ranks(lora)), matrices[path]
+        rank, (inputs, outputs) = rank_at(path, lora), matrices[path]
         if rank > min(inputs, outputs):
             own = lora.embedding_rank and is_table(path)
             raise UserError(
@@ -119,10 +106,6 @@ def _check_lora(params: Any, lora: LoraConfig) -> None:
         )
 
 
-def _ranks(lora: LoraConfig) -> dict[str, int]:
-    return {"rank": lora.rank, "embedding_rank": lora.embedding_rank}
-
-
 def describe_frozen(params: Any, optim: OptimConfig) -> str:
     """Return how many of the parameters are trained, for the log; "" if none is frozen."""
     sizes = {path: leaf.size for path, leaf in flatten_tree(params).items()}
@@ -134,7 +117,7 @@ def describe_frozen(params: Any, optim: OptimConfig) -> str:
     if not optim.lora.rank:
         return text
     ranks = [
-        rank_at(path.removeprefix("lora/").removesuffix("/down"), **_ranks(optim.lora))
+        rank_at(path.removeprefix("lora/").removesuffix("/down"), optim.lora)
         for path in sizes
         if path.endswith("/down")
     ]
@@ -143,7 +126,6 @@ def describe_frozen(params: Any, optim: OptimConfig) -> str:
 
 
 def _examples(paths: Sequence[str]) -> list[str]:
-    """Return the first parameter below each name of the top level."""
     first: dict[str, str] = {}
     for path in paths:
         first.setdefault(path.partition("/")[0], path)

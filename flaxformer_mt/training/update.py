@@ -1,8 +1,8 @@
 """The update of one batch, as pure functions.
 
-Gradients are sums over tokens. They are added over devices and over
-microbatches by `add_sums`, then divided once by the number of tokens, so the update is the same for any
-number of devices and of microbatches.
+Gradients are sums over tokens. They are added over devices by `Parallel.over_rows` and over microbatches by
+`add_sums`, then divided once by the number of tokens, so the update is the same for any number of devices and
+of microbatches.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from flaxformer_mt.losses import (
     AlignmentSums,
     TokenSums,
     alignment_cross_entropy,
-    sum_over_tokens,
+    smoothed_cross_entropy,
 )
 from flaxformer_mt.model import Model
 from flaxformer_mt.model.attention import GUIDED
@@ -73,20 +73,6 @@ class LossTerm(NamedTuple):
     collections: tuple[str, ...] = ()
 
 
-def sum_token_loss(config: UpdateConfig, module: Any, hidden: Array, batch: Batch) -> TokenSums:
-    """Sum the cross-entropy with the smoothed targets."""
-    return sum_over_tokens(
-        module,
-        hidden,
-        batch.target_out,
-        batch.target_mask,
-        smoothing=config.label_smoothing,
-        chunk_tokens=config.loss_chunk_tokens,
-        count=config.log_accuracy,
-        token_weights=batch.target_weights,
-    )
-
-
 def sum_alignment_loss(config: ModelConfig, module: Any, hidden: Array, batch: Batch) -> AlignmentSums:
     """Sum the cross-entropy of a head of cross-attention with given word alignments (guided alignment)."""
     assert batch.alignment is not None
@@ -115,7 +101,13 @@ def head_scores(config: ModelConfig, stored: Any, batch: Batch, rule: MaskRule, 
 
 def make_loss_terms(model: ModelConfig, config: UpdateConfig) -> list[LossTerm]:
     """List the terms of a config: that of tokens, and that of alignments if the model is guided by them."""
-    terms = [LossTerm(functools.partial(sum_token_loss, config))]
+    sum_tokens = functools.partial(
+        smoothed_cross_entropy,
+        smoothing=config.label_smoothing,
+        chunk_tokens=config.loss_chunk_tokens,
+        count=config.log_accuracy,
+    )
+    terms = [LossTerm(sum_tokens)]
     if guided := model.alignment.weight:
         sum_loss = functools.partial(sum_alignment_loss, model)
         terms.append(LossTerm(sum_loss, weight=guided, collections=(GUIDED,)))
@@ -163,8 +155,6 @@ def add_sums(left: Sums, right: Sums) -> Sums:
 def sum_losses(
     model: nn.Module, params: Any, batch: Batch, key: Array, terms: Sequence[LossTerm]
 ) -> tuple[Array, list[Any]]:
-    """Return the weighted sum of all loss terms of a batch, and the sums of each term."""
-
     def run(module: Any) -> list[Any]:
         hidden = module.hidden(batch, deterministic=False)
         return [term.sum_loss(module, hidden, batch) for term in terms]
@@ -179,8 +169,7 @@ def make_gradient_step(
 ) -> Callable[..., Sums]:
     """Build the pure function from parameters, numbers, step and batch to the summed gradient and losses.
 
-    Args:
-      loss_terms: further terms, which run after those of the config.
+    `loss_terms` are further ones, which run after those of the config.
     """
     terms = [*make_loss_terms(model.config, config), *loss_terms]
 
@@ -218,9 +207,6 @@ def make_update(
     """Build the pure update: division by the weight, clipping, optimizer, moving average.
 
     If the loss or the gradient norm is NaN or infinite, the update changes only the counters.
-
-    Args:
-      platform: the platform that the program is compiled for; see `_take_if`.
     """
 
     def update(state: TrainState, numbers: Hyperparameters, sums: Sums) -> tuple[TrainState, StepMetrics]:
@@ -286,11 +272,7 @@ def _take_if(finite: Array, apply: Callable[..., Any], *state: Any, platform: st
 def make_train_step(
     model: Model, config: UpdateConfig, parallel: Parallel, *, loss_terms: Sequence[LossTerm] = ()
 ) -> Callable[[TrainState, Hyperparameters, Any], tuple[TrainState, StepMetrics]]:
-    """Build the pure update from one batch, whose rows the devices of `parallel` share.
-
-    Args:
-      loss_terms: as in `make_gradient_step`.
-    """
+    """Build the pure update from one batch, whose rows the devices of `parallel` share."""
     gradient_step = make_gradient_step(model, config, loss_terms=loss_terms)
     gradient_step = parallel.over_rows(gradient_step, batch=3)
     update = make_update(config, platform=parallel.platform)

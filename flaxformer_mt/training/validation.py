@@ -40,11 +40,7 @@ class Validation:
     def __init__(
         self, config: Config, prepared: Prepared, model: Any, parallel: Parallel, *, like: Any
     ) -> None:
-        """Compile nothing yet; a model that is too large for one device is searched as it is split.
-
-        Args:
-          like: the parameters, of which only the sizes are used.
-        """
+        """Compile nothing yet; a model whose parameters, as `like`, are too large is searched as split."""
         assert prepared.valid_pairs is not None and prepared.valid is not None
         vocab = prepared.vocabs.target
         self._config = config
@@ -92,11 +88,8 @@ class Validation:
     def compile_beside(self, params: Any, clock: CompileClock) -> None:
         """Begin to compile the programs of an evaluation in a thread, while training goes on.
 
-        Does nothing in several processes, and where programs are compiled when they are needed.
-
-        Args:
-          params: of which only shapes, dtypes and shardings are read.
-          clock: does not count the time of it.
+        Does nothing in several processes, and where programs are compiled when they are needed. Of `params`,
+        only shapes, dtypes and shardings are read; `clock` does not count this time.
         """
         if process_count() > 1 or not compiles_ahead(self._config, self._parallel.platform):
             return
@@ -118,7 +111,6 @@ class Validation:
         return self._parallel.place_shapes(jax.eval_shape(function, params))
 
     def __call__(self, params: Any) -> dict[str, float]:
-        """Return the scores of these parameters, by name."""
         start = time.monotonic()
         if self._compiling is not None:
             self._compiling.result()

@@ -20,6 +20,7 @@ from flaxformer_mt.convert.import_run import import_run
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.parameter_trees import flatten_tree
 from flaxformer_mt.runs.load_run import load_trained
+from flaxformer_mt.training.initial_model import start_run
 
 WORDS = {"der": "the", "Hund": "dog", "Katze": "cat", "schläft": "sleeps", "heute": "today", "und": "and"}
 
@@ -73,13 +74,13 @@ def test_a_random_model_learns_and_goes_out_again(name, languages, tmp_path):
     assert found["largest_difference"] < 1e-4
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fit(make_config(tmp_path), tmp_path / "tuned", init=str(base))
+        fit(start_run(make_config(tmp_path), tmp_path / "tuned", str(base)), tmp_path / "tuned")
         whole = losses(tmp_path / "tuned")
         assert whole[-1] < whole[0] - 1
         lora = LoraConfig(rank=4, targets=("*attention/query/kernel", "*feedforward/*/kernel"))
         # As with the recipe finetune_nllb, which freezes the embeddings.
         adapt = make_config(tmp_path, lora=lora, freeze=("*_embedding",))
-        fit(adapt, tmp_path / "adapted", init=str(base))
+        fit(start_run(adapt, tmp_path / "adapted", str(base)), tmp_path / "adapted")
     adapted = losses(tmp_path / "adapted")
     assert adapted[-1] < adapted[0] - 0.1
     before, after = (

@@ -25,7 +25,7 @@ from flaxformer_mt.parameter_trees import flatten_tree, nest_leaves
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.training.checkpoint_trees import _name_trees, restore_state, to_trees
+from flaxformer_mt.training.checkpoint_trees import _name_trees, load_state, to_trees
 from flaxformer_mt.training.loop import fit
 from flaxformer_mt.training.state import choose_scan, init_state
 
@@ -281,8 +281,8 @@ def test_a_state_moves_between_stacked_and_single_layers(optim, tmp_path):
     assert not any("/layers/" in path for path in now.read_specs(7)["opt_state"])
     apart = {}
     for checkpoints in (earlier, now):
-        for wanted in (single, stacked):
-            found, _ = restore_state(checkpoints, 7, parallel.place_shapes(wanted))
+        for scan, wanted in enumerate((single, stacked)):
+            found, _ = load_state(checkpoints, parallel, functools.partial(make_state, bool(scan)))
             assert jax.tree.structure(found) == jax.tree.structure(wanted)
             assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, wanted)
             apart[checkpoints, wanted is stacked] = found

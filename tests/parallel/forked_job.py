@@ -44,8 +44,8 @@ from flaxformer_mt.parallel import Parallel, make_parallel
 from flaxformer_mt.parallel.processes import connect, work_together
 from flaxformer_mt.runs import array_files, checkpoint_index, checkpoints
 from flaxformer_mt.runs.checkpoints import Checkpoints
-from flaxformer_mt.training.checkpoint_trees import TrainProgress, to_trees
-from flaxformer_mt.training.setup import load_state
+from flaxformer_mt.training.checkpoint_trees import load_state, to_trees
+from flaxformer_mt.training.resume_position import TrainProgress
 from flaxformer_mt.training.state import TrainState, init_state
 
 LONGEST = 120  # seconds

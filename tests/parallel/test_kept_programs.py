@@ -9,7 +9,7 @@ import pytest
 from flaxformer_mt.config.files import is_private
 from flaxformer_mt.errors import FlaxformerWarning
 from flaxformer_mt.parallel import compilation
-from flaxformer_mt.parallel.compilation import compile_kept, keep_json
+from flaxformer_mt.parallel.compilation import keep_json, lower_kept
 
 ARGUMENTS = ({"weights": np.arange(3.0)}, np.arange(3, dtype=np.int32))
 _SHORTEST = "jax_persistent_cache_min_compile_time_secs"
@@ -37,7 +37,7 @@ def make(traced):
 
 def run(facts, traced) -> list:
     devices = jax.local_devices()[:1]
-    found = compile_kept(make(traced), ARGUMENTS, facts, devices)(*ARGUMENTS)
+    found = lower_kept(make(traced), ARGUMENTS, facts, devices)()(*ARGUMENTS)
     return [np.asarray(value).tolist() for value in found]
 
 

@@ -27,9 +27,10 @@ from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training import setup
-from flaxformer_mt.training.checkpoint_trees import TrainProgress, to_trees
+from flaxformer_mt.training.checkpoint_trees import load_state, to_trees
 from flaxformer_mt.training.optimizers import make_hyperparameters
-from flaxformer_mt.training.setup import compile_train_step, load_state
+from flaxformer_mt.training.resume_position import TrainProgress
+from flaxformer_mt.training.setup import compile_train_step
 from flaxformer_mt.training.state import TrainState, init_state
 from flaxformer_mt.training.update import (
     UpdateConfig,
@@ -408,7 +409,7 @@ def test_a_run_does_not_choose_where_compiled_programs_come_from(tiny_run, monke
     for module, use in [
         (translator, lambda: translator.Translator.load(tiny_run)),
         (translator, lambda: Scorer.load(tiny_run, use_all_devices=True)),
-        (setup, lambda: setup.set_up_training(config, tiny_run, Checkpoints(tiny_run))),
+        (setup, lambda: setup.set_up_training(config, tiny_run)),
         (plot, lambda: plot._draw_sentence(trained, "aa", "run")),
     ]:
         monkeypatch.setattr(module, "enable_compilation_cache", enable)

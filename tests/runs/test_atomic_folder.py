@@ -197,7 +197,15 @@ def test_every_changed_byte_is_noticed(tmp_path):
 
 def test_damage_says_what_is_wrong(tmp_path, monkeypatch):
     folder = tmp_path / "x"
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "MANIFEST_FORMAT", 2)
+        write_folder(folder, "ä\n")
+    assert manifest.find_damage(folder) == (
+        "file manifest.json has format 2, but this version of flaxformer_mt reads format 1"
+    )
     write_folder(folder, "text")
+    assert manifest.find_damage(folder) == ""
+    assert manifest.read_metadata(folder) == {"text": "text", "list": [1, None]}
     (folder / "sub" / "deep" / "a.txt").write_text("tex")
     assert manifest.find_damage(folder) == "file sub/deep/a.txt has 3 bytes instead of 4"
     assert manifest.find_damage(folder, lambda name: not name.startswith("sub/")) == ""

@@ -27,7 +27,7 @@ from flaxformer_mt.runs import array_files
 from flaxformer_mt.runs import checkpoints as checkpoint_module
 from flaxformer_mt.runs.checkpoints import Checkpoints, write_checkpoint
 from flaxformer_mt.runs.load_run import load_trained, name_checkpoint
-from flaxformer_mt.training.checkpoint_trees import TrainProgress
+from flaxformer_mt.training.resume_position import TrainProgress
 
 
 def make_params(seed: float = 0.0) -> dict:
@@ -161,6 +161,7 @@ def test_the_lower_loss_breaks_ties_of_shown_scores(tmp_path):
         progress.step = step
         progress.record_evaluation({"bleu": bleu, "loss": loss}, best_metric="bleu")
         checkpoints.save(step, {"params": {"w": jnp.ones(2)}}, progress.to_dict())
+    checkpoints.wait()
     assert checkpoints.best() == progress.best_step == 50
     assert (progress.best_value, progress.evaluations_since_best) == (0.004, 1)
     progress.step = 100
@@ -190,6 +191,7 @@ def test_average_is_the_mean_in_the_type_of_the_parameters_and_is_never_deleted(
     assert_same_bits(checkpoints.restore_params("average")[0], checkpoints.restore_params(3)[0])
     for step in (4, 5, 6, 7):
         checkpoints.save(step, {"params": {"w": jnp.ones(2)}}, {})
+    checkpoints.wait()
     assert checkpoints.steps() == [5, 6, 7]
     assert checkpoints.resolve("average").is_dir()
 
@@ -469,7 +471,7 @@ def test_a_defect_in_the_thread_surfaces_at_the_next_call(tmp_path, monkeypatch)
 
     checkpoints = save_steps(tmp_path, {1: 1.0})
     monkeypatch.setattr(checkpoint_module.atomic_folder, "seal_folder", fail)
-    for call in (checkpoints.steps, checkpoints.wait, checkpoints.best, lambda: checkpoints.resolve(1)):
+    for call in (checkpoints.wait, checkpoints.newest_undamaged, lambda: checkpoints.resolve(1)):
         checkpoints.save(2, {"params": {"w": jnp.ones(2)}}, {})
         with raises(ZeroDivisionError, match="a defect"):
             call()

@@ -17,7 +17,6 @@ from flaxformer_mt.data.buckets import Shape
 from flaxformer_mt.data.loader import train_batches
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.parallel.compilation import CompileClock
-from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.compile_ahead import (
     ProgramsByShape,
@@ -70,8 +69,7 @@ def compile_all(program: ProgramsByShape, memory: int | None = None) -> list[str
     said: list[str] = []
     compile_ahead(
         program,
-        SHAPES,
-        lambda shape: (batch_of(shape), (batch_of(shape),)),
+        [(batch_of(shape),) for shape in SHAPES],
         config=Config(),
         parallel=SimpleNamespace(memory_limit=lambda: memory, device_kind="tiny device"),
         say=said.append,
@@ -123,11 +121,11 @@ def refuse(batch: BatchArray) -> Any:
 def test_programs_compiled_ahead_are_those_of_the_cache_and_of_training(tiny_config, tiny_run, tmp_path):
     """Those that a run without them has compiled are found on disk, and training uses nothing else."""
     config = change(tiny_config, train={"compile_ahead": "all"})
-    setup = set_up_training(config, tmp_path / "run", Checkpoints(tmp_path / "run"))
+    setup = set_up_training(config, tmp_path / "run")
     events: list[str] = []
     jax.monitoring.register_event_listener(lambda name, **_: events.append(name.rpartition("/")[2]))
     setup.train_step.by_shape.jitted = None  # whoever traces it fails
-    compile_shapes(config, setup, print)
+    compile_shapes(setup, print)
     assert not events
     vocab, prepared = setup.prepared.vocabs.target, setup.prepared
     options = {"seed": config.seed, "pad_id": vocab.pad_id, "bos_id": vocab.bos_id}
@@ -145,7 +143,7 @@ def test_the_loss_of_the_validation_set_is_compiled_for_all_shapes_at_once(tiny_
     found = []
     for wanted in ("all", "none"):
         config = change(tiny_config, train={"compile_ahead": wanted})
-        setup = set_up_training(config, tmp_path / wanted, Checkpoints(tmp_path / wanted))
+        setup = set_up_training(config, tmp_path / wanted)
         validation = Validation(config, setup.prepared, setup.model, setup.parallel, like=setup.state.params)
         if wanted == "none":  # whoever compiles at once fails
             validation._steps.compile_all = None
@@ -157,7 +155,7 @@ def test_the_loss_of_the_validation_set_is_compiled_for_all_shapes_at_once(tiny_
 def test_an_evaluation_is_compiled_beside_the_first_updates(tiny_config, tiny_run, tmp_path):
     """Its programs are those that the evaluation runs, and rates of training do not leave their time out."""
     config = change(tiny_config, train={"compile_ahead": "all"})
-    setup = set_up_training(config, tmp_path / "run", Checkpoints(tmp_path / "run"))
+    setup = set_up_training(config, tmp_path / "run")
     validation = Validation(config, setup.prepared, setup.model, setup.parallel, like=setup.state.params)
     with CompileClock() as clock:
         validation.compile_beside(shapes_of(setup.state.inference_params), clock)
@@ -283,7 +281,7 @@ def test_a_sweep_compiles_nothing_anew(tiny_config, tmp_path, accumulation):
     }.items():
         if name == "seed":
             jax.monitoring.register_event_listener(lambda name, **_: events.append(name.rpartition("/")[2]))
-        setup = set_up_training(base.replace(changes), tmp_path / name, Checkpoints(tmp_path / name))
+        setup = set_up_training(base.replace(changes), tmp_path / name)
         initial = jax.device_get(setup.state.params)
         sizes.append(setup.unpadded)
         shape = max(setup.unpadded)

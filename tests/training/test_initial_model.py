@@ -1,6 +1,7 @@
 """Runs that start from another run: its network, vocabulary and parameters, on other data."""
 
 import dataclasses
+import io
 import shutil
 from fnmatch import fnmatch
 from types import SimpleNamespace
@@ -143,13 +144,14 @@ def test_a_new_vocabulary_keeps_the_parameters_of_pieces_of_both(tiny_run, tiny_
         path.write_text(path.read_text().replace("a", "q"))
     train = {"steps": 2, "evaluate_every": 2, "patience": 0}
     config = change(tiny_config, data={"text_dir": str(text)}, train=train)
-    said = []
-    start_run(config, tmp_path / "run", str(tiny_run), new_vocab=True, say=said.append)
-    assert fit(config, tmp_path / "run", init=str(tiny_run), new_vocab=True)["step"] == 2
+    said = io.StringIO()
+    started = start_run(config, tmp_path / "run", str(tiny_run), new_vocab=True, progress=said)
+    assert start_run(config, tmp_path / "run", str(tiny_run), new_vocab=True) == started
+    assert fit(started, tmp_path / "run")["step"] == 2
     old, new = load_named(str(tiny_run)), load_named(f"{tmp_path / 'run'}@0")
     found = map_pieces(old.vocabs.source, new.vocabs.source)
     assert 4 < (found >= 0).sum() < new.vocabs.source.size
-    (line,) = said
+    (line,) = said.getvalue().splitlines()
     assert line.startswith(f"{(found >= 0).sum()} of {new.vocabs.source.size} pieces start with the param")
     pieces = new.vocabs.source.pieces(range(new.vocabs.source.size))
     before, after = (flatten_tree(jax.device_get(one.params)) for one in (old, new))

@@ -26,9 +26,10 @@ from flaxformer_mt.runs.run_directory import lock_run
 from flaxformer_mt.scoring import metrics
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.training import loop, setup
-from flaxformer_mt.training.checkpoint_trees import TrainProgress, to_trees
+from flaxformer_mt.training.checkpoint_trees import to_trees
 from flaxformer_mt.training.final_report import describe_report
 from flaxformer_mt.training.loop import fit
+from flaxformer_mt.training.resume_position import TrainProgress
 from flaxformer_mt.training.state import init_state
 from flaxformer_mt.training.train_log import TrainingLog
 from flaxformer_mt.training.validation import Validation
@@ -325,7 +326,7 @@ def test_text_that_has_changed_since_the_last_checkpoint_is_named(
     with monkeypatch.context() as patch:
         patch.setattr(TrainProgress, "from_dict", lambda values: TrainProgress(**values | {"texts": {}}))
         assert Checkpoints(tmp_path / "run").steps() == [1]
-        setup.set_up_training(config, tmp_path / "run", Checkpoints(tmp_path / "run"))
+        setup.set_up_training(config, tmp_path / "run")
     assert fit(config, tmp_path / "run", allow_changed_data=True, progress=sys.stderr)["step"] == 2
     assert re.search(r"scoring the test set\ntranslating [\d,]+ sentences with", capfd.readouterr().err)
 

@@ -53,13 +53,8 @@ def test_schedules_by_hand(schedule, expected):
     """Peak 0.5 after 4 updates; linear and cosine end at 0 after 12, and are halfway at 8."""
     config = replace(CONFIG, schedule=schedule)
     np.testing.assert_allclose(rates(config, [0, 1, 3, 5, 7, 11, 15]), expected, rtol=1e-5, atol=1e-7)
-
-
-def test_without_warmup_the_first_update_is_at_the_peak():
-    for schedule in ("inverse_sqrt", "constant", "linear", "cosine"):
-        config = replace(CONFIG, schedule=schedule, warmup_steps=0)
-        rate = rates(config, [0], total_steps=1000)[0]
-        assert 0.499 < rate <= 0.5, schedule
+    at_once = replace(config, warmup_steps=0)  # then the first update is at the peak
+    assert 0.499 < rates(at_once, [0], total_steps=1000)[0] <= 0.5
 
 
 def test_a_schedule_that_ends_keeps_half_of_a_short_training_to_fall_in():
@@ -73,7 +68,7 @@ def test_a_schedule_that_ends_keeps_half_of_a_short_training_to_fall_in():
         assert warmup_updates(config, total_steps=20) == 300
 
 
-def test_a_shortened_warmup_is_said():
+def test_a_warmup_that_is_shortened_or_beyond_the_end_is_said():
     config = Config(optim=replace(CONFIG, schedule="linear"), train=TrainConfig(steps=4))
     (warning,) = describe_doubts(config, "cpu")
     assert warning.startswith(
@@ -81,18 +76,14 @@ def test_a_shortened_warmup_is_said():
     )
     assert warning.endswith("shortened to 2 updates")
     assert not list(describe_doubts(replace(config, train=TrainConfig(steps=5)), "cpu"))
-
-
-@pytest.mark.parametrize("schedule", ["noam", "inverse_sqrt", "constant"])
-def test_a_warmup_beyond_the_end_is_said(schedule):
-    """The rate at the end is the one that the schedule computes there, as a share of its peak."""
-    optim = replace(CONFIG, schedule=schedule, warmup_steps=900)
-    config = Config(optim=optim, train=TrainConfig(steps=300))
-    last, peak = rates(optim, [299, 899], total_steps=900)
-    assert round(last / peak, 2) == 0.33
-    (line,) = describe_long_warmup(config)
-    assert line.endswith("rises to the end, where it is 33% of the highest")
-    assert not list(describe_long_warmup(replace(config, train=TrainConfig(steps=900))))
+    for schedule in ("noam", "inverse_sqrt", "constant"):
+        # The rate at the end is the one that the schedule computes there, as a share of its peak.
+        optim = replace(CONFIG, schedule=schedule, warmup_steps=900)
+        last, peak = rates(optim, [299, 899], total_steps=900)
+        assert round(last / peak, 2) == 0.33
+        (line,) = describe_long_warmup(Config(optim=optim, train=TrainConfig(steps=300)))
+        assert line.endswith("rises to the end, where it is 33% of the highest")
+        assert not list(describe_long_warmup(Config(optim=optim, train=TrainConfig(steps=900))))
 
 
 def test_bfloat16_on_a_processor_that_is_no_faster_in_it_is_said(monkeypatch):

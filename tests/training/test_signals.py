@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -35,16 +35,8 @@ def test_the_second_signal_acts_at_once(second):
 
 
 def test_outside_the_main_thread_it_waits_for_nobody():
-    received = []
-
-    def work() -> None:
-        with StopRequest() as stop:
-            received.append(stop.received)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert received == [None]
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(lambda: StopRequest().__enter__().received).result() is None
 
 
 def test_a_signal_during_a_print_is_no_error():
@@ -56,8 +48,9 @@ with StopRequest() as stop:
     def again(number, frame):
         stop.received = None
         stop._receive(signal.SIGTERM, frame)
+        signal.setitimer(signal.ITIMER_REAL, 0.0005)  # not before, or a busy machine would nest them
     signal.signal(signal.SIGALRM, again)
-    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    signal.setitimer(signal.ITIMER_REAL, 0.0005)
     for _ in range(4000):
         print("x" * 200, file=sys.stderr)
     signal.setitimer(signal.ITIMER_REAL, 0)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.flops import real_work, training_flops
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training import train_log
-from flaxformer_mt.training.checkpoint_trees import TrainProgress
+from flaxformer_mt.training.resume_position import TrainProgress
 from flaxformer_mt.training.train_log import TrainingLog
 from flaxformer_mt.training.update import StepMetrics
 
@@ -65,8 +66,10 @@ def make_config(**train: Any) -> Config:
 
 
 def make_log(lines, config, gathered=None, parallel=None, clock=None):
-    progress = TrainProgress(log=gathered or {})
-    return TrainingLog(lines, config, parallel or Devices(), 11, progress=progress, clock=clock or Clock())
+    prepared = SimpleNamespace(vocabs=SimpleNamespace(target=SimpleNamespace(size=11)))
+    setup = SimpleNamespace(config=config, parallel=parallel or Devices(), prepared=prepared)
+    setup.progress = TrainProgress(log=gathered or {})
+    return TrainingLog(lines, setup, clock=clock or Clock())
 
 
 def metrics(loss: float, weight: float, correct: float = 0, *alignment: float) -> StepMetrics:
@@ -118,14 +121,11 @@ def test_the_loss_of_alignments_is_a_mean_of_its_own_and_survives_a_stop():
         assert (lines[-1][2]["loss"], lines[-1][2]["alignment_loss"]) == (24 / 8, mean)
 
 
-def test_an_update_of_several_epochs_ends_them_all_with_one_line():
+def test_several_epochs_end_with_one_line_and_a_loss_that_is_no_number_voids_no_epoch():
     lines = Lines()
     run(make_log(lines, make_config()), UPDATES[:3], [0, 3, 3])
     assert [(step, split, values["epoch"]) for step, split, values in lines] == [(2, "epoch", 3)]
     assert lines[0][2]["loss"] == 10 / 4
-
-
-def test_a_loss_that_is_no_number_voids_a_line_but_not_the_epoch():
     lines = Lines()
     run(make_log(lines, make_config(log_every=2)), [UPDATES[0], (math.nan, 7.0, 0.0), UPDATES[2]], [0, 0, 1])
     assert [split for _, split, _ in lines] == ["train", "epoch"]

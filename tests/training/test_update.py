@@ -230,18 +230,14 @@ def test_guided_alignment_adds_its_weighted_loss():
     assert_close(jax.device_get(found), jax.device_get(whole), atol=1e-5)
 
 
-def test_padding_rows_and_repeated_rows_change_nothing():
-    """The mean over tokens is over real ones: twice the same rows, or half of them padding."""
-    state, train_step, _, _ = compiled(CONFIG)
+def test_padding_rows_weights_and_repeated_rows_are_the_tokens_that_they_stand_for():
+    """Twice the same rows, or half of them padding; a pair of weight 2 is the pair twice, and of 0 none."""
+    state, train_step, gradient, _ = compiled(CONFIG)
     padded, padded_metrics = train_step(state, random_batch([0, 1, -1, -1]))
     doubled, doubled_metrics = train_step(state, random_batch([0, 1, 0, 1]))
     assert float(doubled_metrics.weight) == 2 * float(padded_metrics.weight)
     assert_close(doubled_metrics.gradient_norm, padded_metrics.gradient_norm)
     assert_close(doubled.opt_state, padded.opt_state, atol=1e-7)
-
-
-def test_a_pair_of_weight_2_is_the_pair_twice_and_one_of_weight_0_is_none():
-    state, _, gradient, _ = compiled(CONFIG)
     batch = random_batch([0, 1, 2, 3])
     weights = batch.target_mask * np.array([2, 1, 1, 0], np.float32)[:, None]
     weighted = gradient(state.params, state.step, batch._replace(target_weights=weights), 0)
@@ -281,8 +277,8 @@ def test_right_predictions_are_counted_while_training(loss_chunk_tokens):
     assert (int(skipped.skipped), float(skipped.correct_sum)) == (1, float(sums[0].correct_sum))
 
 
-def small_state(ema: bool = True) -> tuple[TrainState, Any]:
-    config = replace(CONFIG, optim=replace(CONFIG.optim, ema_decay=0.9 if ema else 0.0, warmup_steps=0))
+def small_state() -> tuple[TrainState, Any]:
+    config = replace(CONFIG, optim=replace(CONFIG.optim, ema_decay=0.9, warmup_steps=0))
     numbers, update = numbers_of(config), jax.jit(make_update(UpdateConfig.of(config)))
     params = {"kernel": jnp.array([[1.0, -2.0]]), "bias": jnp.array([3.0])}
     return init_state(params, config.optim), lambda state, sums: update(state, numbers, sums)
@@ -312,6 +308,7 @@ def test_the_mean_gradient_is_clipped_to_its_norm(clip, scale):
     sums = sums_of([0.6, 0.0], 0.8, weight=2.0)
     after, metrics = make_update(UpdateConfig.of(config))(state, numbers_of(config), sums)
     assert_close(metrics.gradient_norm, 0.5)  # before clipping, of the mean over two tokens
+    assert after.ema_params is None and after.inference_params is after.params
     wanted = {"kernel": np.array([[0.3, 0.0]]) * scale, "bias": np.array([0.4]) * scale}
     assert_close(after.params, jax.tree.map(lambda g: -0.5 * g / (g + 1), wanted))
 
@@ -381,15 +378,6 @@ def test_the_moving_average_by_hand():
     after, _ = update(late, GOOD)
     expected = 0.9 * np.float64(late.ema_params["bias"][0]) + 0.1 * np.float64(after.params["bias"][0])
     np.testing.assert_allclose(after.ema_params["bias"][0], expected, rtol=1e-6)
-
-
-def test_without_an_average_the_parameters_serve():
-    state, update = small_state(ema=False)
-    state, metrics = update(state, GOOD)
-    assert state.ema_params is None
-    assert state.inference_params is state.params
-    assert (float(metrics.loss_sum), float(metrics.weight)) == (6.0, 2.0)
-    np.testing.assert_allclose(metrics.gradient_norm, np.sqrt(0.01 + 0.04 + 0.09), rtol=1e-6)
 
 
 def test_evaluation_is_plain_cross_entropy_without_dropout():

@@ -92,7 +92,7 @@ def test_ctrl_c_ends_a_server_that_compiles(tiny_run):
 import signal, sys, time
 from flaxformer_mt.commands.launch import launch
 from flaxformer_mt.decoding import compiled_programs
-compiled_programs.compile_kept = lambda *arguments: time.sleep(100)
+compiled_programs.lower_kept = lambda *arguments: time.sleep(100)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let programs in the background ignore it
 launch(["serve", sys.argv[1], "--port=0"])
 """
