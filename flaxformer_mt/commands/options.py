@@ -18,7 +18,7 @@ from flaxformer_mt.config.field_values import (
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.config.schema import BATCH_NAMES
-from flaxformer_mt.scoring.metrics import name_filtering_scores
+from flaxformer_mt.scoring.score_filters import name_filtering_scores
 from flaxformer_mt.text_io.pair_table import PairRules
 
 # Marks an option of which each flag is one value: commas do not separate several.

@@ -21,7 +21,6 @@ from flaxformer_mt.corpus.reader import read_pairs
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.evaluation.comparison import (
     ComparedSystem,
-    ResamplingOptions,
     compare,
     describe_scores,
     describe_search,
@@ -60,6 +59,7 @@ from flaxformer_mt.scoring.metrics import (
     score_sentences,
     score_translations,
 )
+from flaxformer_mt.scoring.significance import ResamplingOptions
 from flaxformer_mt.text_io.throughput import Throughput
 from flaxformer_mt.tracking.progress_display import WorkProgress
 from flaxformer_mt.translation.glossary import Glossary

@@ -11,7 +11,6 @@ from flaxformer_mt.search.penalties import length_penalty
 from flaxformer_mt.search.token_rules import (
     allowed_tokens,
     banned_tokens,
-    barred_or_allowed,
     expand_to_vocabulary,
     needs_mask,
     original_ids,
@@ -129,14 +128,12 @@ def _choose(task: Task, state: State, logits: Array) -> tuple[Array, Array]:
     """
     if task.options.method == "sample" or needs_mask(task, state):
         task, logits = expand_to_vocabulary(task, state.lines, logits)
-    banned = banned_tokens(task, state)
+    banned, allowed = banned_tokens(task, state), allowed_tokens(task, state, logits.shape[-1])
     if task.options.method == "greedy":
-        barred, allowed = barred_or_allowed(task, state, logits.shape[-1])
-        best, tokens = top_candidates(logits, count=1, banned=banned, barred=barred, allowed=allowed)
+        best, tokens = top_candidates(logits, count=1, banned=banned, allowed=allowed)
         return best[:, :, 0], original_ids(task, state.lines, tokens[:, :, 0])
     assert state.lines.seeds is not None
     logits = jnp.broadcast_to(logits, (*state.last.shape, logits.shape[-1]))
-    allowed = allowed_tokens(task, state, logits.shape[-1])
     masked = mask_logits(logits, banned=banned, allowed=allowed)
     keys = make_keys(state.lines.seeds, task.width)
     tokens = draw_tokens(masked, keys, state.prefix_lengths, task.options)

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.field_values import at_least
-from flaxformer_mt.scoring.metrics import ScoreFilter, read_filters
+from flaxformer_mt.scoring.score_filters import ScoreFilter, read_filters
 from flaxformer_mt.unicode_text import find_script, is_blank, lacks_spaces
 
 # Lengths of sequences that count as repeated: of words, and of letters in scripts without spaces.

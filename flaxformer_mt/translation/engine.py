@@ -14,10 +14,10 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.decoding.search_inputs import Sentence
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.text_io.lines import format_line_numbers, take_windows
+from flaxformer_mt.translation.join_sentences import join_parts
 from flaxformer_mt.translation.requests import Answer, Request, check_lines
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.segments import Segment, Step
-from flaxformer_mt.translation.sentences import join_parts
 from flaxformer_mt.vocab import Vocabs
 
 _NOT_NUMBERS = "the model's scores are not numbers (NaN)"
@@ -35,28 +35,17 @@ class Backend(Protocol):
     """Translates segments, of which it reads ids, constraints and what is asked for besides."""
 
     @property
-    def most_hypotheses(self) -> int:
-        """The largest n_best."""
-
-    @property
     def has_full_call(self) -> bool:
         """Whether `step(more=True)` may have something to do."""
 
-    @property
-    def num_active(self) -> int:
-        """Number of segments on the device; may be asked by any thread."""
-
-    def check_request(self, request: Request) -> None:
-        """Raise UserError for what the search cannot be asked."""
+    def check_request(self, request: Request) -> None: ...
 
     def check_sentence(self, sentence: Sentence, name: str) -> None:
         """Raise UserError for constraints that cannot be met; `name` is that of the line."""
 
-    def submit(self, segments: Sequence[Segment], *, n_best: int) -> None:
-        """Add segments."""
+    def submit(self, segments: Sequence[Segment], *, n_best: int) -> None: ...
 
-    def cancel(self, segment: Segment) -> None:
-        """Remove a segment, if it is there."""
+    def cancel(self, segment: Segment) -> None: ...
 
     def step(self, *, more: bool = False) -> list[tuple[Segment, Translation | Exception]]:
         """Continue the work; return what is done, in any order. `more`: see `Engine.step`."""
@@ -64,8 +53,7 @@ class Backend(Protocol):
     def __len__(self) -> int:
         """Return the number of segments that are not done."""
 
-    def describe(self) -> dict[str, Any]:
-        """Return what translations depend on, as JSON values."""
+    def describe(self) -> dict[str, Any]: ...
 
 
 class Engine:

@@ -19,7 +19,6 @@ from flaxformer_mt.corpus import read_pairs
 from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.evaluation import evaluation_set as scored_set
-from flaxformer_mt.evaluation.comparison import ResamplingOptions
 from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_lines, evaluate_run
 from flaxformer_mt.evaluation.evaluation_set import (
     Translations,
@@ -36,7 +35,8 @@ from flaxformer_mt.evaluation.score_breakdowns import (
 )
 from flaxformer_mt.evaluation.tables import write_text
 from flaxformer_mt.scoring import metrics
-from flaxformer_mt.scoring.metrics import resample_scores, score_translations
+from flaxformer_mt.scoring.metrics import score_translations
+from flaxformer_mt.scoring.significance import ResamplingOptions, resample_scores
 from flaxformer_mt.training.final_report import describe_report
 from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.translator import Translation, Translator
@@ -307,7 +307,7 @@ def test_evaluate_run_on_files(run_dir):
 def test_an_evaluation_has_edits_lengths_and_if_asked_intervals(run_dir):
     files = {"source": write(run_dir / "a", SOURCES), "reference": write(run_dir / "b", REFERENCES)}
     light = evaluate_run(run_dir, **files)
-    ter = resample_scores({"": list(ANSWERS.values())}, REFERENCES, samples=0, only=["ter"])
+    ter = resample_scores({"": list(ANSWERS.values())}, REFERENCES, ResamplingOptions(), only=["ter"])
     assert light["ter"] == ter.systems[0]["ter"].score
     assert light["ter_signature"] == ter.plain_signatures["ter"]
     assert [(row["to"], row["sentences"]) for row in light["by_length"]] == [(5, 3)]

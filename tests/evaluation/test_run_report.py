@@ -30,7 +30,8 @@ from flaxformer_mt.evaluation.run_report.sections import (
 )
 from flaxformer_mt.evaluation.score_breakdowns import join_reports
 from flaxformer_mt.object_store.filesystem import ObjectStore
-from flaxformer_mt.scoring.metrics import resample_scores, score_translations
+from flaxformer_mt.scoring.metrics import score_translations
+from flaxformer_mt.scoring.significance import ResamplingOptions, resample_scores
 
 # What the made-up text has.
 REPEATED = {"duplicates": {"count": 5, "action": "keep"}}
@@ -97,7 +98,7 @@ def test_the_page_has_all_of_it_and_makes_no_request(two_runs, tmp_path, capsys)
     assert "<ins>&lt;script&gt;alert(&#39;a&#39;)&lt;/script&gt;</ins>" in page, "text of a corpus is text"
     assert "2 of 6 translations differ" in page
     systems = {name: one.hypotheses for name, one in zip("ab", found, strict=True)}
-    tested = resample_scores(systems, found[0].references, samples=1000)
+    tested = resample_scores(systems, found[0].references, ResamplingOptions(1000))
     for metric in ("bleu", "chrf", "ter"):
         scores = [system[metric] for system in tested.systems]
         assert f"{scores[1].score - scores[0].score:+.2f} (p = {scores[1].p_value:.3f})" in page
@@ -224,7 +225,7 @@ def test_directions_with_translations_have_intervals(tmp_path):
     rows = {
         name: re.search(f'<tr><th scope="row">{name}</th>.*?</tr>', page)[0] for name in ("en-de", "en-zh")
     }
-    (expected,) = resample_scores({"": texts[::-1]}, texts, samples=20).systems
+    (expected,) = resample_scores({"": texts[::-1]}, texts, ResamplingOptions(20)).systems
     assert (
         f"{expected['bleu'].score:.2f} ± {expected['bleu'].ci:.2f}" in rows["en-de"]
         and "100.00 ± 0.00" in rows["en-zh"]

@@ -17,13 +17,8 @@ from flaxformer_mt.evaluation.plots import Bar, Chart, Line, chart_bars, chart_l
 from flaxformer_mt.evaluation.score_breakdowns import name_bucket, split_by_length
 from flaxformer_mt.evaluation.tables import Table, write_score
 from flaxformer_mt.runs.run_directory import read_report
-from flaxformer_mt.scoring.metrics import (
-    METRICS,
-    QUICK,
-    choose_score_options,
-    resample_scores,
-    score_sentences,
-)
+from flaxformer_mt.scoring.metrics import METRICS, QUICK, choose_score_options, score_sentences
+from flaxformer_mt.scoring.significance import ResamplingOptions, resample_scores
 from flaxformer_mt.tracking import read_metrics
 
 # The color scheme has as many colors.
@@ -161,7 +156,7 @@ def _score(
     """Each metric; a single sentence has no interval. Adds to the signatures."""
     samples = 0 if min(samples, len(translations.sources)) < 2 else samples
     systems = {"": translations.hypotheses}
-    results = resample_scores(systems, translations.references, samples=samples, **options)
+    results = resample_scores(systems, translations.references, ResamplingOptions(samples), **options)
     if signatures is not None:
         signatures.add("; ".join(f"{METRICS[m].title} {text}" for m, text in results.signatures.items()))
     return {metric: Bar(score.score, score.ci) for metric, score in results.systems[0].items()}
@@ -231,7 +226,7 @@ def make_significance(runs: Sequence[ReportedRun], samples: int) -> Blocks:
     systems = {run.name: run.translations.hypotheses for run in runs}
     options = _choose_score_options(first, references, first.language)
     options["only"] = metrics = _choose_metrics(runs)
-    tests = resample_scores(systems, references, samples=samples, **options)
+    tests = resample_scores(systems, references, ResamplingOptions(samples), **options)
     rows = []
     for run, scores in zip(runs[1:], tests.systems[1:], strict=True):
         differences = [
