@@ -224,6 +224,25 @@ def _take_row(leaves: list[Any], place: int) -> SearchResult:
     return SearchResult(*row)
 
 
+@dataclasses.dataclass(frozen=True)
+class EngineOptions:
+    """How an engine computes, and what it knows of translations."""
+
+    # Whether each local device searches a part of the sentences, in batches of search.batch_tokens each, or
+    # the mesh over which parameters are split; they come from `place_parameters`.
+    spread: bool | SplitParameters = False
+    # Whether the programs for a few sentences are kept on disk.
+    keep_programs: bool = False
+    # Restricts the tokens of each translation to candidates for its source, of which only the most probable
+    # are used: at most 16 for each source token, besides those of all sentences.
+    shortlist: Shortlist | None = None
+    # Ratio and offset of the length that few translations exceed, which bounds the room for them, and what
+    # beam search expects of an unfinished hypothesis, unless search.length_bound is limit.
+    target_lengths: tuple[float, float] | None = None
+    # Of XLA, for all programs, which are then not kept.
+    compiler_options: dict[str, Any] | None = None
+
+
 class SearchEngine:
     """Searches translations of sentences with one model, or with an ensemble that shares a vocabulary.
 
@@ -239,38 +258,26 @@ class SearchEngine:
         sizes: tuple[int, int],
         source_pad_id: int,
         longest_source: int,
-        spread: bool | SplitParameters = False,
-        keep_programs: bool = False,
-        shortlist: Shortlist | None = None,
-        target_lengths: tuple[float, float] | None = None,
+        computing: EngineOptions = EngineOptions(),
         warn: Callable[[str], None] = warn_user,
-        **jit_options: Any,
     ) -> None:
         """Build no network yet: that is done when a program is traced.
 
         Args:
           sizes: number of entries of the source and the target vocabulary.
           longest_source: maximum source length in tokens, with eos.
-          spread: whether each local device searches a part of the sentences, in batches of
-            options.batch_tokens each, or the mesh over which parameters are split; they come from
-            `place_parameters`.
-          keep_programs: whether the programs for a few sentences are kept on disk.
-          shortlist: restricts the tokens of each translation to candidates for its source, of which only
-            the most probable are used: at most 16 for each source token, besides those of all sentences.
-          target_lengths: ratio and offset of the length that few translations exceed, which bounds the room
-            for them, and what beam search expects of an unfinished hypothesis, unless options.length_bound is
-            limit.
           warn: receives one warning, when the device first runs out of memory with options.batch_tokens.
-          jit_options: of `jax.jit`, for all programs.
         """
-        self.options, self.shortlist = options, shortlist
-        self._symbols, self._keep_programs = symbols, keep_programs
+        self.options, self.shortlist, self._symbols = options, computing.shortlist, symbols
+        self._keep_programs = computing.keep_programs
         self.budget = TokenBudget(choose_batch_tokens(options, models, sizes[1]), warn=warn)
         configs = tuple(dataclasses.replace(model, scan_layers=False) for model in models)
-        self.lengths = make_length_rule(options, configs, longest_source, target_lengths)
+        self.lengths = make_length_rule(options, configs, longest_source, computing.target_lengths)
         self._candidates = None
-        if shortlist is not None:
-            self._candidates = Candidates(shortlist, symbols, sizes[1], longest_source=longest_source)
+        if computing.shortlist is not None:
+            self._candidates = Candidates(
+                computing.shortlist, symbols, sizes[1], longest_source=longest_source
+            )
         self.arrays = SentenceArrays(
             options, self.lengths, source_pad_id=source_pad_id, candidates=self._candidates
         )
@@ -279,9 +286,9 @@ class SearchEngine:
             options,
             symbols,
             sizes=sizes,
-            spread=spread,
+            spread=computing.spread,
             shortlists=None if self._candidates is None else self._candidates.shortlists,
-            **jit_options,
+            **({"compiler_options": computing.compiler_options} if computing.compiler_options else {}),
         )
 
     def sizes(self, n_best: int) -> StateSizes:

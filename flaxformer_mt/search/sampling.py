@@ -146,10 +146,7 @@ def _choose(task: Task, state: State, logits: Array) -> tuple[Array, Array]:
 def finish_paths(task: Task, state: State) -> SearchResult:
     """Return the paths, best first."""
     assert state.lengths is not None
-    # A search that is stopped early has paths that have not ended.
-    lengths = jnp.where(
-        (state.lengths == 0) & ~state.done[:, None], state.prefix_lengths[:, None], state.lengths
-    )
+    lengths = state.lengths
     exists = ~jnp.isneginf(state.log_probs)
     result = SearchResult(
         tokens=jnp.where(exists[:, :, None], state.in_order(state.tokens), task.symbols.pad_id),

@@ -22,7 +22,7 @@ from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.corpus.documents import Documents, check_context
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, TokenScorer
-from flaxformer_mt.decoding.search_engine import SearchEngine
+from flaxformer_mt.decoding.search_engine import EngineOptions, SearchEngine
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.kernels.bfloat16 import cast_kernels
 from flaxformer_mt.kernels.int8 import quantize_matrix
@@ -188,17 +188,13 @@ class Translator:
         # Those of each model, the own ones first.
         self.all_params, self._digest = place_models(models, spread, options.quantization)
         self._with_options: dict[str, Translator] = {}
-        shortlist = options.shortlist
-        self._make_search(
-            spread=spread,
-            keep_programs=keep_programs,
-            shortlist=None if shortlist is None else Shortlist.read(shortlist, vocabs),
-            target_lengths=trained.target_lengths,
-        )
+        shortlist = None if options.shortlist is None else Shortlist.read(options.shortlist, vocabs)
+        self._computing = EngineOptions(spread, keep_programs, shortlist, trained.target_lengths)
+        self._make_search()
 
-    def _make_search(self, **options: Any) -> None:
+    def _make_search(self) -> None:
         """Make the search and the scorer for the search options of the config."""
-        config, vocabs, self._search_options = self.config, self.vocabs, options
+        config, vocabs = self.config, self.vocabs
         check_choice(config.search)
         longest = config.data.max_source_length if config.data.source_language else 0
         self.search = SearchEngine(
@@ -208,8 +204,8 @@ class Translator:
             sizes=(vocabs.source.size, vocabs.target.size),
             source_pad_id=vocabs.source.pad_id,
             longest_source=longest,
+            computing=self._computing,
             warn=lambda message: self.warn(message),
-            **options,
         )
         self.scorer = TokenScorer(
             self.models,
@@ -217,7 +213,7 @@ class Translator:
             vocabs,
             longest=(longest, self.search.lengths.longest_target or UNBOUNDED),
             warn=lambda message: self.warn(message),
-            spread=options["spread"],
+            spread=self._computing.spread,
         )
 
     def with_search(self, **changes: Any) -> "Translator":
@@ -240,7 +236,7 @@ class Translator:
                 check_search(config.search, model=model)
             other = copy.copy(self)
             other.config, other._with_options = config, {}
-            other._make_search(**self._search_options)
+            other._make_search()
             self._with_options[key] = other
         return self._with_options[key]
 

@@ -14,7 +14,7 @@ from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.decoding import compiled_programs, scheduler, state_sizes
 from flaxformer_mt.decoding.compiled_programs import SearchPrograms, StatePrograms
 from flaxformer_mt.decoding.scheduler import Scheduler
-from flaxformer_mt.decoding.search_engine import SearchEngine
+from flaxformer_mt.decoding.search_engine import EngineOptions, SearchEngine
 from flaxformer_mt.decoding.search_inputs import Form, Sentence, SentenceArrays
 from flaxformer_mt.decoding.state_sizes import LengthRule, StateSizes
 from flaxformer_mt.errors import UserError
@@ -78,9 +78,11 @@ class Searcher:
             sizes=(VOCAB, VOCAB),
             source_pad_id=0,
             longest_source=longest_source,
-            spread=spread,
-            target_lengths=target_lengths,
-            compiler_options={"xla_backend_optimization_level": 0},
+            computing=EngineOptions(
+                spread,
+                target_lengths=target_lengths,
+                compiler_options={"xla_backend_optimization_level": 0},
+            ),
         )
         networks = [make_model(model, source_size=VOCAB, target_size=VOCAB) for model in models]
         params = [random_params(network, seed, scale=0.7) for seed, network in enumerate(networks)]

@@ -9,7 +9,7 @@ from tiny_experiment import random_params, small_model
 
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.decoding.scheduler import Scheduler
-from flaxformer_mt.decoding.search_engine import SearchEngine
+from flaxformer_mt.decoding.search_engine import EngineOptions, SearchEngine
 from flaxformer_mt.decoding.search_inputs import Candidates, Sentence
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
@@ -47,8 +47,7 @@ def make_engine(options: SearchConfig, models, *, rules=None, batch_tokens=300) 
         sizes=(VOCAB, VOCAB),
         source_pad_id=0,
         longest_source=8,
-        shortlist=rules,
-        compiler_options={"xla_backend_optimization_level": 0},
+        computing=EngineOptions(shortlist=rules, compiler_options={"xla_backend_optimization_level": 0}),
     )
 
 
