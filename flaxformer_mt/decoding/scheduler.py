@@ -168,8 +168,7 @@ class Scheduler:
     def _assign(self, *, all_of_them: bool) -> None:
         """Let sentences wait in states, the longest first; those of a size with few of them, among a few.
 
-        Args:
-          all_of_them: whether no more sentences are to come, so that it is known which sizes have few.
+        `all_of_them`: whether no more sentences are to come, so that it is known which sizes have few.
         """
         if not self._unassigned and (self._all_assigned or not all_of_them):
             return

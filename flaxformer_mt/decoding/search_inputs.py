@@ -111,13 +111,13 @@ class SentenceArrays:
         self._options, self._lengths = options, lengths
         self._pad_id, self._candidates = source_pad_id, candidates
 
-    def needed(self, sentence: Sentence) -> int:
-        """Return the minimum number of tokens of a translation, by its constraints and the options."""
-        return max(sentence.shortest, self._min_length(len(sentence.source)))
-
     def find_need(self, sentence: Sentence) -> tuple[int, int]:
-        """Return the source length and `needed`: what the size of a sentence's state depends on."""
-        return len(sentence.source), self.needed(sentence)
+        """Return the source length, and the least tokens of a translation by its constraints and the options.
+
+        The size of a sentence's state depends on these.
+        """
+        length = len(sentence.source)
+        return length, max(sentence.shortest, self._min_length(length))
 
     def find_form(self, sentences: Sequence[Sentence]) -> Form:
         """Return the form with inputs for the constraints of all sentences, rounded up so that it recurs."""

@@ -23,10 +23,6 @@ def start_beams(task: Task, cache: Cache, lines: Lines) -> State:
     """Return the state before the first token, with one live (empty) prefix in each group of beams.
 
     More live prefixes would stay copies of each other.
-
-    Raises:
-      ValueError: inputs that the coverage penalty needs are missing, or required sequences are combined with
-        diversity groups.
     """
     options, batch, width = task.options, lines.max_lengths.shape[0], task.width
     slots = options.diversity_groups * min(task.n_best, width // options.diversity_groups)

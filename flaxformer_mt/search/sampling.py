@@ -72,11 +72,7 @@ def keep_likely(masked: Array, options: SearchConfig) -> tuple[Array, Array | No
 
 
 def start_paths(task: Task, cache: Cache, lines: Lines) -> State:
-    """Return the state before the first token: W paths per line, or one path for greedy search.
-
-    Raises:
-      ValueError: sampling without seeds, or required sequences, which only beam search supports.
-    """
+    """Return the state before the first token: W paths per line, or one path for greedy search."""
     if task.options.method == "sample" and lines.seeds is None:
         raise ValueError("sampling needs a seed for each line: Lines(..., seeds=...)")
     if lines.required is not None:

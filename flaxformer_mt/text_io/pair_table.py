@@ -95,10 +95,8 @@ def write_table(
 ) -> dict[str, Any]:
     """Write the pairs that the rules keep; return what the report says of them, as JSON values.
 
-    Args:
-      pairs: (source, target) of each line, in order.
-      tag: symbol before each source, which the rules do not see.
-      weight: third column, the weight of each pair in the loss. None: two columns.
+    `tag` comes before each source, and the rules do not see it; `weight` is that of each pair in the loss, as
+    a third column.
     """
     filters = read_filters(rules.clean_scores, "--clean_scores")
     counts = dict.fromkeys(("lines", "pairs"), 0)

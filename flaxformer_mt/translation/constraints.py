@@ -34,12 +34,9 @@ class Constraints(Step):
     def __init__(
         self, vocab: Vocab, search: SearchConfig, check: Callable[[Sentence, str], None], *, limited: bool
     ) -> None:
-        """Store what all lines have in common.
+        """Store the vocabulary of the targets, and what raises UserError for constraints that cannot be met.
 
-        Args:
-          vocab: of the targets.
-          check: raises UserError for constraints that cannot be met; gets the name of the line too.
-          limited: whether more, or longer, phrases than a server takes are refused.
+        `limited`: whether more, or longer, phrases than a server takes are refused.
         """
         self._vocab, self._search, self._check, self._limited = vocab, search, check, limited
 

@@ -71,9 +71,8 @@ class Engine:
     ) -> None:
         """Start without requests.
 
-        Args:
-          apart: whether a step divides lines into sentences, for engines that translate further.
-          arriving: whether requests arrive while others are translated; then one that fails is answered so.
+        `apart`: whether a step divides lines into sentences, for engines that translate further. `arriving`:
+        whether requests arrive while others are translated; then one that fails is answered so.
         """
         self.backend: Any = backend
         self.config, self.vocabs, self.apart = config, vocabs, apart
@@ -230,7 +229,6 @@ class Engine:
         return [reader.submit(self.read, chunk).result for chunk in chunks]
 
     def __len__(self) -> int:
-        """Return the number of requests that are not answered."""
         return len(self._lines)
 
     def take_warnings(self) -> list[str]:

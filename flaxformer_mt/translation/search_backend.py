@@ -48,13 +48,10 @@ class SearchBackend:
         describe: Callable[[], dict[str, Any]],
         arriving: bool,
     ) -> None:
-        """Start without segments.
+        """Start without segments; `params` are those of each model.
 
-        Args:
-          params: those of each model.
-          describe: returns what translations depend on, but for devices and versions.
-          arriving: whether segments arrive while others are translated: steps are then short, and programs
-            few.
+        `describe` returns what translations depend on, but for devices and versions. `arriving`: whether
+        segments arrive while others are translated: steps are then short, and programs few.
         """
         self._engine, self._scorer, self._params, self._search = engine, scorer, params, search
         self._scheduler, self._describe, self._arriving = Scheduler(engine, params), describe, arriving
@@ -206,12 +203,7 @@ class SearchBackend:
 
 
 def read_results(results: Sequence[SearchResult], vocab: Vocab) -> list[Translation]:
-    """Return the best hypothesis of each sentence with its alternatives; `FAILED` if there is none.
-
-    Args:
-      results: the hypotheses [N, ...] of each sentence.
-      vocab: the target vocabulary.
-    """
+    """Return the best hypothesis of each sentence with its alternatives; `FAILED` if there is none."""
     found: list[list[tuple[int, list[int]]]] = []
     for result in results:
         tokens = result.tokens.tolist()

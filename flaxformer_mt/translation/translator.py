@@ -58,11 +58,7 @@ _TABLES = (
 
 
 def quantize_params(params: Any) -> Any:
-    """Quantise all projections and the output layer of a model's parameters, with one subtree per layer.
-
-    Args:
-      params: nested dicts of float arrays, numpy's or JAX's; what is quantised becomes numpy's.
-    """
+    """Quantise all projections and the output layer of parameters, which have one subtree per layer."""
     leaves = flatten_tree(params)
     quantized = dict(leaves)
     for path, leaf in leaves.items():
@@ -82,15 +78,8 @@ def place_models(
 ) -> tuple[tuple[Any, ...], str]:
     """Cast or quantize the matrices of models, and put the parameters where programs expect them.
 
-    Returns the parameters of each model, and a digest of all of them if several processes hold them together,
-    which only these processes can compute together; otherwise an empty one.
-
-    Args:
-      models: parameters and config of each. Parameters may be None, and remain so.
-      spread, quantization: see `Translator`.
-
-    Raises:
-      UserError: quantized parameters would have to be split over devices.
+    Returns the parameters of each model (None remains None), and a digest of all of them if several processes
+    hold them together, which only these processes can compute together; otherwise an empty one.
     """
     if quantization and isinstance(spread, SplitParameters):
         raise UserError(
@@ -262,8 +251,7 @@ class Translator:
         Args:
           run_dir: the run directory.
           options: how the model is loaded. None: the defaults of `LoadOptions`.
-          warn: receives a warning per call that names the lines that were split, were cut, failed, or lack
-            required phrases; and one when the device first runs out of memory.
+          warn: see `Translator`.
           changes: fields of `LoadOptions`, as in load(run_dir, dtype="bfloat16"), that override `options`.
 
         Raises:
@@ -310,10 +298,9 @@ class Translator:
         return Engine(steps, backend, self.config, self.vocabs, apart=self._apart, arriving=arriving)
 
     def warm_up(self, *, n_best: int = 1) -> int:
-        """Compile all functions, for few lines and for many; return their number.
+        """Compile all functions, for few lines and for many, or load them from disk; return their number.
 
-        They are compiled in threads, one per core, or loaded from disk. Lines with prefixes or required
-        phrases, and minimum lengths, use other functions, which are not compiled here.
+        Lines with prefixes or required phrases, and minimum lengths, use other functions.
         """
         if self.all_params[0] is None:
             raise ValueError("this translator has no parameters of its own to warm up with")

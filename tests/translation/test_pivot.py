@@ -7,6 +7,7 @@ from make_translator import make_translator
 
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.translation import sentences as sentences_module
 from flaxformer_mt.translation.copied_text import CopiedText
 from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.join_sentences import join_translations
