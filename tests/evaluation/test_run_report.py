@@ -22,13 +22,11 @@ from flaxformer_mt.evaluation.plots import Bar, Line, chart_bars, chart_lines
 from flaxformer_mt.evaluation.run_report.page import make_page, report_runs
 from flaxformer_mt.evaluation.run_report.sections import (
     ReportedRun,
-    make_directions,
     make_summary,
     mark_words,
     name_apart,
     read_runs,
 )
-from flaxformer_mt.evaluation.score_breakdowns import join_reports
 from flaxformer_mt.object_store.filesystem import ObjectStore
 from flaxformer_mt.scoring.metrics import score_translations
 from flaxformer_mt.scoring.significance import ResamplingOptions, resample_scores
@@ -192,25 +190,6 @@ def test_sentences_of_many_thousands_of_words_are_compared_in_part(two_runs, tmp
     report_runs([run, other], tmp_path / "page.html", samples=2)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<td>–</td>" in re.sub(" class=[^>]*", "", page)
-
-
-def test_directions_have_rows_of_their_own(tmp_path):
-    one = {"bleu": 30.0, "chrf": 52.5, "ter": 50.0, "sentences": 1500, "truncated": 0, "seconds": 1.0}
-    one |= {"checkpoint": "best", "step": 5, "method": "beam", "beam_size": 4, "length_penalty": 1.0}
-    test = join_reports("test", {"en-de": one, "en-fr": one | {"bleu": 34.0}})
-    none = Translations((), (), ())
-    facts = ReportedRun(0, "x", tmp_path, Config(), {"test": test}, [], none, "de")
-
-    def read_rows(page):
-        rows = re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
-        return [re.sub("<[^>]*>", " ", row).split() for row in rows][1:]
-
-    page = make_page([facts], {"Directions": make_directions([facts], "test", 0)})
-    rows = ["en-de x 1,500 30.00 52.50".split(), "en-fr x 1,500 34.00 52.50".split()]
-    assert read_rows(page) == rows
-    assert "BLEU by direction" in page
-    assert make_directions([facts], "valid", 0) == []
-    assert make_directions([dataclasses.replace(facts, report={"test": one})], "test", 0) == []
 
 
 def test_directions_with_translations_have_intervals(tmp_path):

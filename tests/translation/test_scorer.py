@@ -111,6 +111,8 @@ def test_lines_without_a_partner_are_refused_with_both_counts(scorer, monkeypatc
         scorer.score(["a", "b"], ["a"])
     with pytest.raises(UserError, match="put the string in a list"):
         scorer.score("ab", "cd")
+    with pytest.raises(UserError, match="needs its source"):
+        scorer.score(None, ["a"])
     for sources, targets in ((5, 3), (3, 5), (4, 2), (0, 1)):
         read = []
         with pytest.raises(UserError, match=f"there are {sources} source lines and {targets} target lines"):
@@ -185,11 +187,6 @@ def test_a_language_model_scores_text_alone(config, vocabs, make_params):
         scorer.score(["a"], ["a"])
     with pytest.raises(UserError, match="target line 1 is longer than 24"):
         scorer.score(None, ["dog " * 60])
-
-
-def test_a_translator_needs_the_source(scorer):
-    with pytest.raises(UserError, match="needs its source"):
-        scorer.score(None, ["a"])
 
 
 def test_attention_is_of_the_given_layer_and_head(translator_with, vocabs):

@@ -108,7 +108,7 @@ def make_parts(
         "Training": sections.make_curves(runs),
         f"Scores by source length ({name})": sections.make_length_scores(compared, samples)
         or _explain_absence(runs, name),
-        f"Scores by direction ({name})": sections.make_directions(runs, name, samples),
+        f"Scores by direction ({name})": sections.make_directions(runs, samples),
         f"Sentences ({name})": sections.make_sentences(compared),
         "Config": sections.make_config_differences(runs),
         "Data": sections.make_data(runs),

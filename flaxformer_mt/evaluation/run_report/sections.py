@@ -1,6 +1,7 @@
 """The sections of the page as blocks of values, which its template writes; [] where there is nothing."""
 
 import difflib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -296,39 +297,23 @@ def make_length_scores(runs: Sequence[ReportedRun], samples: int) -> Blocks:
     return [charts, table]
 
 
-def make_directions(runs: Sequence[ReportedRun], name: str, samples: int) -> Blocks:
-    """A chart and a table of the scores of each direction, of runs of several, for the set `name`.
-
-    They have intervals if the run has translations of the direction; without them, those of the test set are
-    the scores of its report.
-    """
-    rows, bars = [], dict[str, list[tuple[int, Bar]]]()
+def make_directions(runs: Sequence[ReportedRun], samples: int) -> Blocks:
+    """A chart and a table of the scores of each direction that runs of several have translations of."""
+    cells: dict[str, list[list[Any]]] = {}  # the runs of a direction below each other
+    bars = dict[str, list[tuple[int, Bar]]]()
     for run in runs:
-        test = run.report.get("test") or {}
-        groups = {
-            direction: (
-                report.get("sentences"),
-                {metric: Bar(report[metric], None) for metric in QUICK if report.get(metric) is not None},
-            )
-            for direction, report in (test.get("directions") or {} if name == "test" else {}).items()
-        }
         for direction, translations in run.by_direction.items():
             options = _choose_score_options(run, translations.references, direction.target)
             scores = _score(translations, samples, options | {"only": QUICK})
-            groups[direction.name] = len(translations.sources), scores
-        for direction_name, (size, scores) in groups.items():
-            cells = [write_bar(scores.get(metric)) for metric in QUICK]
-            rows.append([direction_name, run, _number(size), *cells])
-            if "bleu" in scores:
-                bars.setdefault(direction_name, []).append((run.number, scores["bleu"]))
-    if not rows:
+            written = [write_bar(scores[metric]) for metric in QUICK]
+            row = [direction.name, run, f"{len(translations.sources):,}", *written]
+            cells.setdefault(direction.name, []).append(row)
+            bars.setdefault(direction.name, []).append((run.number, scores["bleu"]))
+    if not cells:
         return []
-    order = {direction: place for place, direction in enumerate(dict.fromkeys(row[0] for row in rows))}
-    rows.sort(key=lambda row: order[row[0]])  # the runs of a direction below each other
-    heading = ["direction", "run", "sentences", *_QUICK_TITLES]
-    caption = "Scores by direction, with 95% intervals where there are translations"
+    heading, rows = ["direction", "run", "sentences", *_QUICK_TITLES], [*itertools.chain(*cells.values())]
     chart = chart_bars(bars, title="BLEU by direction", x_name="direction")
-    return [chart, Table(heading, rows, caption, (2, 3, 4))]
+    return [chart, Table(heading, rows, "Scores by direction, with 95% intervals", (2, 3, 4))]
 
 
 def mark_words(old: str, new: str) -> list[tuple[str, str]]:
