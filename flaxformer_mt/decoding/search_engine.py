@@ -95,11 +95,9 @@ class Slots:
         parts: int,
         lines: int,
     ) -> None:
-        """Start without sentences.
+        """Start without sentences; `find_programs` begins to compile, when programs are first needed.
 
-        Args:
-          find_programs: begins to compile programs that are new, when they are first needed.
-          lay_out: returns the arrays of up to `lines` sentences of each part, which are read together.
+        `lay_out` returns the arrays of up to `lines` sentences of each part, which are read together.
         """
         self.waiting: dict[Hashable, Sentence] = {}
         self._find_programs, self._params, self._size, self._lay_out = find_programs, params, size, lay_out
@@ -135,7 +133,6 @@ class Slots:
         return len(self.waiting) >= self._lines * len(self._busy)
 
     def take_left(self) -> list[Hashable]:
-        """Return the names of the sentences in slots, which are given up."""
         left = [name for busy in self._busy for name in busy.values()]
         self._busy, self._state = [{} for _ in self._busy], None
         return left
@@ -153,24 +150,7 @@ class Slots:
         unlimited, rows, parts = max_steps == UNLIMITED, self._size.rows, len(self._busy)
         if not self.calls and not self.num_busy and self._steps > _MAX_STEPS:
             self._state, self._steps = None, 0
-        names = list(self.waiting)
-        if self._steps > _MAX_STEPS:
-            names = []
-        entered: list[list[Hashable]] = [[] for _ in range(parts)]
-        if unlimited:  # in turn: sentences next to each other take equally long
-            names = names[: self._lines * parts]
-            entered = [names[part::parts] for part in range(parts)]
-            used = [0] * parts
-        else:
-            # The first sentence of each line before all second ones: a long text holds up no others.
-            names.sort(key=lambda name: self.waiting[name].stream[1:])
-            used = list(map(len, self._busy))
-            for name in names:
-                part = used.index(min(used))
-                if used[part] >= rows:
-                    break
-                entered[part].append(name)
-                used[part] += 1
+        entered = self._deal(unlimited)
         sentences = [[self.waiting.pop(name) for name in own] for own in entered]
         if any(entered):
             self._entered = self.programs.prefill(self._params, self._lay_out(sentences))
@@ -179,6 +159,7 @@ class Slots:
         if unlimited:
             final_free_rows = [rows - leave if is_last else freed] * parts
         else:  # those of a part that are used up come back soon
+            used = [len(busy) + len(own) for busy, own in zip(self._busy, entered, strict=True)]
             final_free_rows = [min(rows, rows - count + freed) if count else 0 for count in used]
         found = self.programs.generate(
             self._params,
@@ -193,6 +174,25 @@ class Slots:
         call = Call(entered, found.owners, found.results, not unlimited, is_last)
         self.calls.append(call)
         return call
+
+    def _deal(self, unlimited: bool) -> list[list[Hashable]]:
+        """Return the names of the waiting sentences that enter each part."""
+        parts = len(self._busy)
+        names = list(self.waiting) if self._steps <= _MAX_STEPS else []
+        if unlimited:  # in turn: sentences next to each other take equally long
+            names = names[: self._lines * parts]
+            return [names[part::parts] for part in range(parts)]
+        # The first sentence of each line before all second ones: a long text holds up no others.
+        names.sort(key=lambda name: self.waiting[name].stream[1:])
+        entered: list[list[Hashable]] = [[] for _ in range(parts)]
+        used = list(map(len, self._busy))
+        for name in names:
+            part = used.index(min(used))
+            if used[part] >= self._size.rows:
+                break
+            entered[part].append(name)
+            used[part] += 1
+        return entered
 
     def finish(self, call: Call) -> list[tuple[Hashable, SearchResult]]:
         """Wait for the steps of the oldest call; return the sentences that are done, with their results."""
@@ -298,7 +298,6 @@ class SearchEngine:
         return StateSizes(self.lengths, width, self.budget.tokens, self.programs.parts, single=is_cpu)
 
     def make_slots(self, params: tuple[Any, ...], size: Size, form: Form, *, n_best: int) -> Slots:
-        """Return empty slots of a size."""
         parts, sizes = self.programs.parts, self.sizes(n_best)
         is_few = size in (*sizes.one(), *sizes.few())
         lines = size.rows if is_few else _FILLS * size.rows

@@ -220,16 +220,7 @@ def _evaluate_translations(
     scoring: dict[str, Any] = {"lowercase": options.lowercase, "bleu_tokenize": options.tokenize}
     train = replace(config.train, **{name: value for name, value in scoring.items() if value is not None})
     terms = {} if options.glossary is None else {"glossary": Glossary.make(options.glossary)}
-    source, reference = (None if file is None else str(file) for file in (options.source, options.reference))
-    sets = read_sets(
-        config,
-        options.split,
-        source=source,
-        reference=reference,
-        languages={"source_language": options.source_language, "target_language": options.target_language},
-        vocab_tags=read_tags(run_dir / "vocab"),
-        alone=bool(options.scorers),
-    )
+    sets = _read_sets(run_dir, config, options)
     if loading.use_all_devices:
         use_cpu_cores_as_devices()  # before the number of processes is asked for, which starts JAX
     with_references = bool(sets[0].references)
@@ -241,7 +232,7 @@ def _evaluate_translations(
     for scored in sets:
         references = scored.references
         scoring = choose_score_options(train, scored.direction.target, references, warn=warn_user)
-        split = None if source else options.split
+        split = None if options.source else options.split
         from_files = read_compared_files(compared, (run_dir, config, scored), split=split)
         with_terms = replace(scored, languages=scored.languages | terms)
         report, translations = _evaluate_set(run_dir, loading, with_terms, scoring, progress)
@@ -258,6 +249,18 @@ def _evaluate_translations(
         report |= {"by_length": score_by_length(translations, **scoring)} if references else {}
         reports[scored.direction.name] = report
     return next(iter(reports.values())) if len(reports) == 1 else join_reports(options.split, reports)
+
+
+def _read_sets(run_dir: Path, config: Config, options: EvaluationOptions) -> list[ScoredSet]:
+    files = {"source": options.source, "reference": options.reference}
+    return read_sets(
+        config,
+        options.split,
+        **{name: None if file is None else str(file) for name, file in files.items()},
+        languages={"source_language": options.source_language, "target_language": options.target_language},
+        vocab_tags=read_tags(run_dir / "vocab"),
+        alone=bool(options.scorers),
+    )
 
 
 def _keep(save: Callable[..., object], *what: Any, **how: Any) -> None:

@@ -163,9 +163,8 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
         element = _NUMBER.sub("", name)
         beside_link = element == "a" and not match["close"] and link_end == match.start()
         following = line[last : last + 1]
-        between = text and not text[-1].isspace() and following and not following.isspace()
-        if between and (element in _BLOCKS or beside_link):  # between two words
-            text += " "
+        if element in _BLOCKS or beside_link:
+            text += " " if text[-1:].strip() and following.strip() else ""  # between two words
         if match["close"] and name in [item.name for item in open_items]:
             while open_items[-1].name != name:
                 _make_point(open_items)
