@@ -1,8 +1,6 @@
 """Sentences in states of several sizes: the same translations as if each were alone, by few programs."""
 
 import dataclasses
-import threading
-from concurrent.futures import Future
 from types import SimpleNamespace
 
 import jax
@@ -12,7 +10,7 @@ from tiny_experiment import random_params, small_model
 
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.decoding import compiled_programs, scheduler, state_sizes
-from flaxformer_mt.decoding.compiled_programs import SearchPrograms, StatePrograms
+from flaxformer_mt.decoding.compiled_programs import SearchPrograms
 from flaxformer_mt.decoding.scheduler import Scheduler
 from flaxformer_mt.decoding.search_engine import EngineOptions, SearchEngine
 from flaxformer_mt.decoding.search_inputs import Form, Sentence, SentenceArrays
@@ -28,7 +26,6 @@ from flaxformer_mt.search import (
     begin_lines,
     take_first_step,
 )
-from flaxformer_mt.tracking import progress_display
 
 # Users would see a warning for each size.
 pytestmark = pytest.mark.filterwarnings("error:Some donated buffers were not usable")
@@ -390,17 +387,6 @@ def test_a_beam_that_exceeds_the_memory_is_refused_before_it_compiles(monkeypatc
         searcher.search(make_sentences([4]), 400)
     for network in (MODEL, RECURRENT):
         state_sizes.check_memory(Size(8, 256, 512), 64, [network] * 2, 60_000)  # large, but it fits
-
-
-def test_who_waits_for_the_compiler_is_told_so_once(caplog, monkeypatch):
-    monkeypatch.setattr(progress_display, "_SLOW", 0.01)
-    caplog.set_level("INFO", "flaxformer_mt")
-    program = Future()
-    waiting = threading.Timer(0.2, program.set_result, [None])
-    waiting.start()
-    for _ in range(2):
-        StatePrograms(1, generate=program).wait()
-    assert caplog.messages == ["compiling the search (once per size; kept for later)"]
 
 
 def test_each_part_is_dealt_like_lengths(monkeypatch):

@@ -43,12 +43,9 @@ def test_columns_come_before_the_text():
     assert failed["score"] is None and failed["log_prob"] is None
 
 
-def test_n_best_lists():
+def test_fields_of_n_best_lists_can_be_told_apart():
     assert lines(n_best=True) == ["4 ||| a ä ||| -0.250000", "4 ||| b\tc ||| -2.000000"]
     assert lines(n_best=True, alignments=True)[0] == "4 ||| a ä ||| -0.250000 ||| 1-0 0-1"
-
-
-def test_fields_of_n_best_lists_can_be_told_apart():
     odd = Translation("a ||| b|||| c |||", -1.0, -1.0, (7, 2), alignment=((0, 0),))
     for options, count in (({}, 3), ({"alignments": True}, 4)):
         (line,) = lines(odd, n_best=True, **options)

@@ -172,14 +172,6 @@ def test_odd_lines_give_one_line_each(translator, warnings, params):
     assert warnings[0].startswith(f"lines {', '.join(map(str, several))}: longer than data.max_source_length")
 
 
-def test_characters_that_end_lines_become_spaces(translator, monkeypatch):
-    spelled = "a\nb\rc\vd\fe\x1cf\x1dg\x1eh\x85i\u2028j\u2029k"
-    monkeypatch.setattr(
-        type(translator.vocabs.target), "detokenize_all", lambda self, ids: [spelled] * len(ids)
-    )
-    assert translator.translate(["der Hund"])[0].text == "a b c d e f g h i j k"
-
-
 def test_characters_that_nobody_sees_change_nothing_but_the_count_of_words(translator):
     plain = ["der kleine Hund", "die Katze .", "ein Buch", "Milch", "im Garten"]
     marked = ["\ufeffder kl\u00adeine \u2060Hund", "die\u200e \u200b Katze\u202c .", *plain[2:]]
