@@ -6,7 +6,7 @@ import heapq
 import itertools
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 from flaxformer_mt.translation.result import EMPTY, Translation, rank
 from flaxformer_mt.translation.segments import Segment
@@ -16,13 +16,8 @@ from flaxformer_mt.unicode_text import WORD
 _ODD_LINE_ENDS = re.compile("\r(?!\n)|[\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 # Unicode blocks: CJK punctuation and kana, bopomofo, ideographs with their extensions, full-width forms.
-_UNSPACED = (
-    (0x2E80, 0x312F),
-    (0x3190, 0x9FFF),
-    (0xF900, 0xFAFF),
-    (0xFF00, 0xFFEF),
-    (0x1B000, 0x1B16F),
-    (0x20000, 0x3FFFF),
+_UNSPACED = re.compile(
+    "[\u2e80-\u312f\u3190-\u9fff\uf900-\ufaff\uff00-\uffef\U0001b000-\U0001b16f\U00020000-\U0003ffff]"
 )
 
 
@@ -43,10 +38,10 @@ def join_parts(line: Segment, *, eos_id: int) -> Translation:
     if len(first.text) + len(first.tag) != len(line.line):
         # Sums of scores with the last of the hypotheses, linked to those before it: of a line of thousands of
         # parts, a tuple for each combination would take quadratic time.
-        combinations: list[tuple[float, _Linked | None]] = [(0.0, None)]
+        combinations: list[tuple[float, Any]] = [(0.0, None)]
         for translation in translations:
             longer = [
-                (score + one.score, _Linked(one, before))
+                (score + one.score, (one, before))
                 for score, before in combinations
                 for one in translation.n_best
             ]
@@ -56,18 +51,12 @@ def join_parts(line: Segment, *, eos_id: int) -> Translation:
     return dataclasses.replace(joined, truncated=True) if is_cut else joined
 
 
-class _Linked(NamedTuple):
-    """A hypothesis of one part, and those of the parts before."""
-
-    hypothesis: Translation
-    before: "_Linked | None"
-
-
-def _unlink(last: _Linked | None) -> list[Translation]:
+def _unlink(linked: Any) -> list[Translation]:
+    """Return the hypotheses of a pair of the last one and such a pair of those before."""
     hypotheses = []
-    while last is not None:
-        hypotheses.append(last.hypothesis)
-        last = last.before
+    while linked is not None:
+        hypothesis, linked = linked
+        hypotheses.append(hypothesis)
     return hypotheses[::-1]
 
 
@@ -157,4 +146,4 @@ def join_translations(translations: Sequence[str], spaces: Sequence[str]) -> tup
 
 def is_unspaced(character: str) -> bool:
     """Return whether a character is Chinese or Japanese, punctuation included: written without spaces."""
-    return any(first <= ord(character) <= last for first, last in _UNSPACED)
+    return _UNSPACED.match(character) is not None

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +13,6 @@ from flaxformer_mt.translation.engine import Engine, Progress
 from flaxformer_mt.translation.inline_markup import put_back_all, take_out
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Alignment, Translation, rank
-from flaxformer_mt.vocab import Vocabs
 
 # From the source to the pivot language, and from there to the target.
 Directions = tuple[Direction, Direction]
@@ -175,13 +173,8 @@ class PivotEngines(NamedTuple):
                 on_progress(lines=len(joined), tokens=sum(len(one.tokens) for one in joined))
             yield joined
 
-    @property
-    def vocabs(self) -> Vocabs:
-        return self.second.vocabs
-
-    @property
-    def counts(self) -> Counter[str]:
-        return self.first.counts + self.second.counts
+    vocabs = property(lambda self: self.second.vocabs)
+    counts = property(lambda self: self.first.counts + self.second.counts)
 
     def describe(self) -> dict[str, Any]:
         then = self.second.describe()

@@ -63,18 +63,9 @@ class SearchBackend:
         self._threads: ThreadPoolExecutor | None = None
         self._count = 0
 
-    @property
-    def most_hypotheses(self) -> int:
-        """The largest n_best."""
-        return search_width(self._search, 1)
-
-    @property
-    def num_active(self) -> int:
-        return self._scheduler.num_active
-
-    @property
-    def has_full_call(self) -> bool:
-        return self._scheduler.has_full_call
+    most_hypotheses = property(lambda self: search_width(self._search, 1), doc="The largest n_best.")
+    num_active = property(lambda self: self._scheduler.num_active)
+    has_full_call: Any = property(lambda self: self._scheduler.has_full_call)
 
     def __len__(self) -> int:
         return self._count
