@@ -75,7 +75,7 @@ def read_record(file: Path) -> Record:
         raise ValueError(f"{error.strerror}") from error
     for name, kind in _KINDS.items():
         value: Any = found.get(name)
-        if type(value) is not kind or (kind is int and value < 0):
+        if type(value) is not kind or (isinstance(value, int) and value < 0):
             raise ValueError(f"its {name} is {value!r}")
     for name, digest in found["inputs"].items():
         if not isinstance(digest, str):

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import Direction, find_directions
@@ -133,7 +133,8 @@ def choose_pivot(
     )
 
 
-class PivotEngines(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class PivotEngines:
     """Two engines of which the second translates the translations of the first."""
 
     first: Engine

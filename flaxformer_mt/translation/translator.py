@@ -154,8 +154,7 @@ class Translator:
             the defaults.
           ensemble: further models, whose distributions of each token are averaged with those of this model.
           keep_programs: whether compiled programs are kept on disk.
-          warn: receives a warning per call or window that names the lines that were split or cut, failed, or
-            lack required phrases; and one when the device first runs out of memory.
+          warn: see `load`.
         """
         options = options or LoadOptions()
         config, vocabs = trained.config, trained.vocabs
@@ -251,7 +250,8 @@ class Translator:
         Args:
           run_dir: the run directory.
           options: how the model is loaded. None: the defaults of `LoadOptions`.
-          warn: see `Translator`.
+          warn: receives a warning per call that names the lines that were split, were cut, failed, or lack
+            required phrases; and one when the device first runs out of memory.
           changes: fields of `LoadOptions`, as in load(run_dir, dtype="bfloat16"), that override `options`.
 
         Raises:
