@@ -65,17 +65,14 @@ def _top_of_chunks(logits: Array, count: int, banned: tuple[int, ...]) -> tuple[
     permitted[[token for token in banned if 0 <= token < size]] = False
     permitted = permitted.reshape(num_chunks, length)
     partial = np.flatnonzero(~permitted.all(axis=-1)).astype(np.int32)
-
-    def mask_chunks(values: Array, indices: Array | np.ndarray) -> Array:
-        """Mask excluded ids with -inf in chunks [..., C, L], whose indices are [..., C] or [C]."""
-        return jnp.where(jnp.asarray(permitted)[indices], values, -jnp.inf)
-
     largest = maxima_of_chunks(chunks)
     top = largest.max(axis=-1)
     normalizer = top + jnp.log(jnp.exp(chunks - top[..., None, None]).sum(axis=(-1, -2)))
-    largest = largest.at[..., partial].set(mask_chunks(chunks[..., partial, :], partial).max(axis=-1))
+    partly = jnp.where(permitted[partial], chunks[..., partial, :], -jnp.inf)
+    largest = largest.at[..., partial].set(partly.max(axis=-1))
     _, chosen = jax.lax.top_k(largest, count)  # [..., C]
-    masked = mask_chunks(jnp.take_along_axis(chunks, chosen[..., None], axis=-2), chosen)
+    kept = jnp.take_along_axis(chunks, chosen[..., None], axis=-2)
+    masked = jnp.where(jnp.asarray(permitted)[chosen], kept, -jnp.inf)
     best, tokens = _top_of_chosen(masked, chosen, count)
     return best - normalizer[..., None], jnp.minimum(tokens, size - 1)
 

@@ -142,13 +142,12 @@ def _choose(task: Task, state: State, logits: Array) -> tuple[Array, Array]:
 def finish_paths(task: Task, state: State) -> SearchResult:
     """Return the paths, best first."""
     assert state.lengths is not None
-    lengths = state.lengths
     exists = ~jnp.isneginf(state.log_probs)
     result = SearchResult(
         tokens=jnp.where(exists[:, :, None], state.in_order(state.tokens), task.symbols.pad_id),
-        scores=state.log_probs / length_penalty(lengths, task.options),
+        scores=state.log_probs / length_penalty(state.lengths, task.options),
         log_probs=state.log_probs,
-        lengths=jnp.where(exists, lengths, 0),
+        lengths=jnp.where(exists, state.lengths, 0),
     )
     if task.width == 1:
         return result

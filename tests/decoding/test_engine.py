@@ -55,32 +55,24 @@ def small_sizes(monkeypatch):
     monkeypatch.setattr(state_sizes, "_FEW_FILLS", 1)
 
 
-class Searcher:
-    """A search engine with random networks, that notes which sizes it uses."""
-
-    def __init__(
-        self,
+def make_engine(models, options, *, symbols=None, size=VOCAB, longest_source=8, **computing):
+    computing["compiler_options"] = {"xla_backend_optimization_level": 0}
+    return SearchEngine(
         models,
-        options: SearchConfig,
-        *,
-        longest_source=8,
-        spread: bool = False,
-        word_starts=(),
-        target_lengths=None,
-    ) -> None:
-        self.engine = SearchEngine(
-            models,
-            options,
-            Symbols(0, 1, 2, word_starts=word_starts),
-            sizes=(VOCAB, VOCAB),
-            source_pad_id=0,
-            longest_source=longest_source,
-            computing=EngineOptions(
-                spread,
-                target_lengths=target_lengths,
-                compiler_options={"xla_backend_optimization_level": 0},
-            ),
-        )
+        options,
+        symbols or Symbols(0, 1, 2),
+        sizes=(size, size),
+        source_pad_id=0,
+        longest_source=longest_source,
+        computing=EngineOptions(**computing),
+    )
+
+
+class Searcher:
+    """A search engine with random networks, that notes which sizes it uses; `how`: see `make_engine`."""
+
+    def __init__(self, models, options: SearchConfig, *, spread: bool = False, **how) -> None:
+        self.engine = make_engine(models, options, spread=spread, **how)
         networks = [make_model(model, source_size=VOCAB, target_size=VOCAB) for model in models]
         params = [random_params(network, seed, scale=0.7) for seed, network in enumerate(networks)]
         for own in params:  # some translations end early, others at their limit
@@ -198,11 +190,11 @@ def test_prefixes_that_are_read_at_once_are_as_if_forced_step_by_step(options, r
         dataclasses.replace(sentence, prefix=prefix, prefix_ends_word=len(prefix) == 3, stream=(number,))
         for number, (sentence, prefix) in enumerate(zip(sentences, prefixes, strict=True))
     ]
-    found = {}
+    found, symbols = {}, Symbols(0, 1, 2, word_starts=(3, 12, 13))
     for name in ("at once", "step by step"):
         if name == "step by step":
             monkeypatch.setattr(SearchPrograms, "_read", step_by_step)
-        searcher = Searcher(models, SearchConfig(beam_size=3, **options, **FEW), word_starts=(3, 12, 13))
+        searcher = Searcher(models, SearchConfig(beam_size=3, **options, **FEW), symbols=symbols)
         found[name], _ = searcher.search(sentences, 1000, n_best=3)
     for result, prefix in zip(found["at once"], prefixes, strict=True):
         assert tuple(result.tokens[0, : len(prefix)]) == prefix
