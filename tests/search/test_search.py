@@ -324,15 +324,15 @@ def test_a_beam_that_breaks_does_not_break_the_others():
 
 
 def test_arguments_that_cannot_be():
-    table = hand_made_table()
-    with pytest.raises(UserError, match="n_best is 4, but beam search with beam_size 3 keeps 3; give 1 to 3"):
-        run_beam(table, [4], width=3, alpha=0.0, n_best=4)
-    with pytest.raises(UserError, match="n_best is 0"):
-        run_beam(table, [4], width=3, alpha=0.0, n_best=0)
-    with pytest.raises(ValueError, match="eos_id 0 must differ from pad_id 0"):
-        Symbols(pad_id=0, bos_id=1, eos_id=0)
-    with pytest.raises(ValueError, match="eos_id 2 is among the ids that are never chosen"):
-        Symbols(pad_id=0, bos_id=1, eos_id=2, never=(2,))
+    for n_best, message in ((4, "n_best is 4, but beam search with beam_size 3 keeps 3"), (0, "n_best is 0")):
+        with pytest.raises(UserError, match=message):
+            run_beam(hand_made_table(), [4], width=3, alpha=0.0, n_best=n_best)
+    for ids, message in (
+        ({"eos_id": 0}, "eos_id 0 must differ from pad_id 0"),
+        ({"eos_id": 2, "never": (2,)}, "eos_id 2 is among the ids that are never chosen"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Symbols(pad_id=0, bos_id=1, **ids)
 
 
 @partial(jax.jit, compiler_options=QUICK)

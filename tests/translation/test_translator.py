@@ -8,7 +8,6 @@ import shutil
 import tracemalloc
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from fake_engine import fake_engine
@@ -19,9 +18,7 @@ from flaxformer_mt import processor
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.decoding.forced_decoding import Pair
-from flaxformer_mt.decoding.search_engine import TokenBudget
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.model import make_model
 from flaxformer_mt.parallel import SplitParameters
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel, load_trained
@@ -45,37 +42,7 @@ def translator(shared_translator, warnings, monkeypatch):
     return shared_translator
 
 
-def pad(sequences, pad_id):
-    longest = max(map(len, sequences))
-    return np.array([[*tokens, *[pad_id] * (longest - len(tokens))] for tokens in sequences], np.int32)
-
-
 # ---- the network and the search together ----
-
-
-def test_log_probs_are_those_of_the_network(found_by_beam, config, vocabs, params):
-    """The cached, batched, reordered search agrees with one full pass over its own output."""
-    vocab = vocabs.target
-    model = make_model(config.model, source_size=vocabs.source.size, target_size=vocab.size)
-    found = found_by_beam
-    assert all(len(translation.n_best) == 3 for translation in found)
-    hypotheses = [hypothesis for translation in found for hypothesis in translation.n_best]
-    source = pad([vocabs.source.tokenize(line) for line in SENTENCES for _ in range(3)], vocab.pad_id)
-    target_in = pad([(vocab.bos_id, *h.tokens[:-1]) for h in hypotheses], vocab.pad_id)
-    target_out = pad([h.tokens for h in hypotheses], vocab.pad_id)
-
-    @jax.jit
-    def log_probs_of(params, source, target_in, target_out):
-        mask = source != vocab.pad_id
-        memory = model.apply({"params": params}, source, mask, method="encode")
-        steps = jax.nn.log_softmax(model.apply({"params": params}, target_in, memory, mask, method="decode"))
-        steps = jnp.take_along_axis(steps, target_out[:, :, None], axis=2)[:, :, 0]
-        return jnp.where(target_out == vocab.pad_id, 0.0, steps).sum(axis=1)
-
-    expected = log_probs_of(params, source, target_in, target_out)
-    np.testing.assert_allclose([h.log_prob for h in hypotheses], expected, rtol=1e-4)
-    scores = [float(p) / (5 + len(h.tokens)) * 6 for p, h in zip(expected, hypotheses, strict=True)]
-    np.testing.assert_allclose([h.score for h in hypotheses], scores, rtol=1e-4)
 
 
 def test_a_line_does_not_depend_on_its_batch(translator):
@@ -88,20 +55,6 @@ def test_a_line_does_not_depend_on_its_batch(translator):
         np.testing.assert_allclose(two.score, one.score, rtol=1e-4)
     for number in (0, 4):
         assert translator.translate([lines[number]])[0].tokens == together[number].tokens
-
-
-def test_other_parameters_need_no_compilation(translator, other_params):
-    own = translator.translate(SENTENCES)
-    shapes = compiled_sizes(translator)
-    others = translator.translate(SENTENCES, params=other_params)
-    assert [t.tokens for t in others] != [t.tokens for t in own]
-    assert compiled_sizes(translator) == shapes
-    assert translator.translate(SENTENCES) == own
-
-
-def compiled_sizes(translator):
-    assert translator.search.programs._found
-    return set(translator.search.programs._found)
 
 
 def no_search(translator, monkeypatch):
@@ -618,25 +571,6 @@ def test_notes_are_those_of_the_translations(translator):
             written = [token for token in bare.tokens if token != eos]
             assert [j for _, j in by_pieces.alignment] == list(range(len(written)))
     assert noted[-2].token_log_probs == () and noted[-2].alignment == ()
-
-
-def test_too_little_memory_halves_the_batches(translator, warnings, monkeypatch):
-    expected = translator.translate(SENTENCES)
-    find, tried = translator.search.programs.find, []
-
-    def with_little_memory(params, size, *args, **more):
-        tried.append(size.rows)
-        if size.rows > 3:
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12345 bytes.")
-        return find(params, size, *args, **more)
-
-    monkeypatch.setattr(translator.search.programs, "find", with_little_memory)
-    monkeypatch.setattr(translator.search, "budget", TokenBudget(600, warn=warnings.append))
-    found = translator.translate(SENTENCES)
-    assert [t.text for t in found] == [t.text for t in expected]
-    translator.translate(SENTENCES)
-    assert len(warnings) == 1 and "too little memory for batches of 600 tokens" in warnings[0]
-    assert tried == [5, 5, 3, 3]
 
 
 def test_a_description_tells_models_apart(config, params, other_params, vocabs, translator):

@@ -399,7 +399,6 @@ def make_data(runs: Sequence[ReportedRun]) -> Blocks:
                 cells = [split, part["name"], f"{part['read']:,}", f"{part['pairs']:,}"]
                 rows.append([run, *cells, problems or "none"])
     if not rows:
-        text = "The runs were trained by a version that did not record it; see the command prepare."
-        return [text]
+        return ["The runs were trained by a version that did not record it; see the command prepare."]
     heading = ["run", "split", "data set", "read", "kept", "problems"]
     return [Table(heading, rows, "Pairs that were read and kept", (3, 4))]
