@@ -107,8 +107,7 @@ class Members:
 def _next_logits(model: Any, variables: Any, method: str, layer: int | None, *more: Any) -> NextLogits:
     """Return a method of the model as a function; `more` are its last arguments.
 
-    Args:
-      layer: whose cross-attention [B, W, S], mean over heads, is stored in the cache, if not None.
+    If a layer is given, its cross-attention [B, W, S], the mean over heads, is stored in the cache.
     """
 
     def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:

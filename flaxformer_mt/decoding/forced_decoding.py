@@ -100,13 +100,7 @@ class TokenScorer:
         warn: Callable[[str], None],
         spread: bool | SplitParameters = False,
     ) -> None:
-        """Build no network yet.
-
-        Args:
-          longest: maximum source and target length, in tokens with eos; `UNBOUNDED`: unlimited.
-          warn: see `TokenBudget`.
-          spread: the mesh over which parameters are split, if they are.
-        """
+        """Build no network yet; `longest` are the maximum lengths in tokens with eos, or `UNBOUNDED`."""
         self.models, self.vocabs = models, vocabs
         self.options, self._longest = search, longest
         self._budget = TokenBudget(choose_batch_tokens(search, models, vocabs.target.size), warn=warn)

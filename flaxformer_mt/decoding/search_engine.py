@@ -141,11 +141,8 @@ class Slots:
         """Let waiting sentences enter, and begin at most `max_steps` steps; the device computes on.
 
         With a limit of steps, sentences enter only slots that are free now; without one, as slots become
-        free.
-
-        Args:
-          leave: number of slots of a part whose sentences may be left in the end, when none waits.
-          more: whether more sentences will come, so that the last ones need not end now.
+        free. When none waits, the sentences of `leave` slots of a part may be left in the end, and the last
+        ones need not end now if `more` will come.
         """
         unlimited, rows, parts = max_steps == UNLIMITED, self._size.rows, len(self._busy)
         if not self.calls and not self.num_busy and self._steps > _MAX_STEPS:

@@ -138,9 +138,7 @@ class Engine:
     def step(self, *, more: bool = False) -> list[Answer]:
         """Continue the work; return the answers that are ready, in any order.
 
-        Args:
-          more: whether more requests will be submitted soon. If so, the engine works only while the
-            submitted requests fill the device.
+        If `more` requests will be submitted soon, it works only while those so far fill the device.
         """
         answers: list[Answer] = []
         for part, result in self.backend.step(more=more):
@@ -192,12 +190,8 @@ class Engine:
         """Yield the translations of each window of requests, in order.
 
         The requests of a window share batches with each other alone, so that its results depend on nothing
-        else. While it is searched, another thread reads the rest of it and, with `ahead`, the next one.
-
-        Args:
-          ahead: whether the next window is taken while one is searched: not if it may be long in coming, or
-            depends on the results before.
-          warn: receives the warnings about each window.
+        else. While it is searched, another thread reads the rest of it and, with `ahead`, the next one, which
+        must neither be long in coming nor depend on the results before.
         """
         reader = ThreadPoolExecutor(1, thread_name_prefix="read")  # has no thread before it has work
         reading = (self._begin_to_read(window, reader) for window in windows)

@@ -124,10 +124,7 @@ def join_translations(translations: Sequence[str], spaces: Sequence[str]) -> tup
 
     Between two of them is the white space of the text as it is, line breaks included; but where it is a
     single space or none, there is a space, and none beside Chinese or Japanese. ["A b.", "", "C d."] gives
-    "A b. C d.", and ["你好。", "再见。"] gives "你好。再见。".
-
-    Args:
-      spaces: the white space before each part in the text.
+    "A b. C d.", and ["你好。", "再见。"] gives "你好。再见。". `spaces` are those before the parts.
     """
     joined: list[str] = []
     starts: list[int] = []

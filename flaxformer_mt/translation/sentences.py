@@ -17,9 +17,8 @@ _TRAINED_ON_SEVERAL = 0.1
 def splits_sentences(option: SplitSentences, *, several: float | None) -> bool:
     """Return whether a model translates the sentences of a line apart.
 
-    Args:
-      several: share of the lines that it was trained on that have several sentences. None: unknown; nearly
-        all models are trained on single sentences, and lose what follows the first one.
+    `several` is the share of its training lines that have several sentences. None: unknown; nearly all models
+    are trained on single sentences, and lose what follows the first one.
     """
     return option == "always" or (option == "auto" and (several or 0.0) < _TRAINED_ON_SEVERAL)
 
