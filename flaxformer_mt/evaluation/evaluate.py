@@ -53,7 +53,6 @@ from flaxformer_mt.parallel import use_cpu_cores_as_devices
 from flaxformer_mt.parallel.processes import decide_once
 from flaxformer_mt.runs.load_run import name_checkpoint
 from flaxformer_mt.scoring.metrics import (
-    Scores,
     choose_score_options,
     find_metric,
     score_sentences,
@@ -278,16 +277,16 @@ def _evaluate_set(
     system, start = _describe_system(translator), time.monotonic()
     with _show_progress("translating", count, system, progress) as throughput:
         documents = scored.find_documents(translator.config.data)
-        found = translator.translate(
+        translated = translator.translate(
             scored.sources, on_progress=throughput.add, **scored.languages, **documents
         )
     seconds = time.monotonic() - start
-    translations = Translations(scored.sources, scored.references, tuple(one.text for one in found))
+    translations = Translations(scored.sources, scored.references, tuple(one.text for one in translated))
     scores = _report_scores(translations, **scoring) if scored.references or not count else {}
     _keep(save_translations, run_dir, scored.name, translations, system)
     report = {"name": scored.name, "checkpoint": translator.checkpoint, "step": translator.step}
     report |= {"sentences": count, **scores, **describe_search(translator.config.search)}
-    truncated = sum(one.truncated for one in found)
+    truncated = sum(one.truncated for one in translated)
     return report | {"truncated": truncated, "seconds": round(seconds, 1)}, translations
 
 
@@ -300,6 +299,10 @@ def _report_scores(translations: Translations, *, lowercase: bool, tokenize: str
         for lower in (False, True)
     )
     scores = lowercased if lowercase else cased
+    both = {
+        name: {"bleu": one["bleu"], "signature": one.signatures["bleu"]}
+        for name, one in (("cased", cased), ("lowercased", lowercased))
+    }
     return {
         **scores,
         **{
@@ -307,8 +310,7 @@ def _report_scores(translations: Translations, *, lowercase: bool, tokenize: str
             for name, text in scores.signatures.items()
         },
         "bleu_detail": scores.bleu_detail,
-        "cased": _report_bleu(cased),
-        "lowercased": _report_bleu(lowercased),
+        **both,
     }
 
 
@@ -354,10 +356,6 @@ def _tune_rerank(
     best_weight = max(tried, key=lambda weight: sign * tried[weight])
     facts = {"name": scored.name, "rerank": search.rerank, "metric": metric, "sentences": len(found)}
     return {**facts, "scores": tried, "rerank_weight": best_weight}
-
-
-def _report_bleu(scores: Scores) -> dict[str, Any]:
-    return {"bleu": scores["bleu"], "signature": scores.signatures["bleu"]}
 
 
 def describe_evaluation(result: Mapping[str, Any], *, name: str) -> list[str | Table]:

@@ -261,7 +261,7 @@ def score_sentences(
         return metric.scorer(sources, hypotheses, references)
     if references is None:
         need_no_references(name, metric, where)
-        raise AssertionError
+    assert references is not None
     made = metric.make(lowercase, choose_sentence_tokenizer(references), effective_order=True)
     sign = -1 if metric.lower_is_better else 1
     pairs = zip(hypotheses, references, strict=True)
