@@ -42,7 +42,7 @@ def make_ours(task: dict[str, Any]) -> System:
 
     from flaxformer_mt.config.files import from_dict
     from flaxformer_mt.decoding.scheduler import Scheduler
-    from flaxformer_mt.decoding.search_engine import SearchEngine
+    from flaxformer_mt.decoding.search_engine import EngineOptions, SearchEngine
     from flaxformer_mt.decoding.search_inputs import Sentence
     from flaxformer_mt.kernels.bfloat16 import cast_kernels
     from flaxformer_mt.parallel import replicate_locally, use_cpu_cores_as_devices
@@ -70,9 +70,11 @@ def make_ours(task: dict[str, Any]) -> System:
             sizes=(vocabs.source.size, vocabs.target.size),
             source_pad_id=vocabs.source.pad_id,
             longest_source=config.data.max_source_length,
-            spread=True,
-            shortlist=Shortlist.read(task["shortlist"], vocabs) if shortlist else None,
-            target_lengths=task["target_lengths"],
+            computing=EngineOptions(
+                spread=True,
+                shortlist=Shortlist.read(task["shortlist"], vocabs) if shortlist else None,
+                target_lengths=task["target_lengths"],
+            ),
         )
         sources = [np.asarray(ids, np.int32) for ids in task["sentences"]]
         sentences = [Sentence(source) for source in sources]

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from flaxformer_mt.convert.export_run import export_run
     from flaxformer_mt.convert.import_run import import_run
     from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserError
-    from flaxformer_mt.evaluation.comparison import ResamplingOptions
     from flaxformer_mt.evaluation.evaluate import EvaluationOptions, evaluate_run
     from flaxformer_mt.scoring.metrics import define_scorer
+    from flaxformer_mt.scoring.significance import ResamplingOptions
     from flaxformer_mt.training.loop import fit
     from flaxformer_mt.translation.glossary import Glossary
     from flaxformer_mt.translation.requests import Request
@@ -63,7 +63,7 @@ _HOMES = {
     "Glossary": "translation.glossary",
     "LoadOptions": "config.load_options",
     "Request": "translation.requests",
-    "ResamplingOptions": "evaluation.comparison",
+    "ResamplingOptions": "scoring.significance",
     "Scorer": "translation.scorer",
     "TrainingInterrupted": "errors",
     "TranslationOptions": "translation.translator",

@@ -47,7 +47,7 @@ API = {
         "evaluation.evaluate.evaluate_run",
         "evaluation.evaluate.EvaluationOptions",
         "evaluation.evaluate.EvaluationResult",
-        "evaluation.comparison.ResamplingOptions",
+        "scoring.significance.ResamplingOptions",
         "scoring.metrics.define_scorer",
     ),
     "Export and import": (

@@ -16,7 +16,8 @@ from flaxformer_mt.corpus.language_identification import load_identifier
 from flaxformer_mt.corpus.pair_checks import BLOCK, EXAMPLES, CheckBlocks, Finding
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.scoring.metrics import find_metric, read_filters
+from flaxformer_mt.scoring.metrics import find_metric
+from flaxformer_mt.scoring.score_filters import read_filters
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
 from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, open_workers
 

@@ -164,6 +164,34 @@ class SearchPrograms:
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), params)
         layouts = functools.partial(self._find_layouts, shapes, line, n_best)
         facts = [self._facts, n_best, *map(_describe, (line, shapes))]
+
+        def make_states() -> tuple[Any, ...]:
+            """Return the shapes of a state and of waiting sentences; for kept programs, nothing is traced."""
+
+            def find() -> list[Any]:
+                return [layout.leaves for layout in layouts()]
+
+            found = keep_json("layout", facts, find) if keep else find()
+            sizes = size, size._replace(rows=len(example.ids) // self.parts)
+            return tuple(
+                tuple(self._place(Leaf(*leaf), one) for leaf in leaves)
+                for leaves, one in zip(found, sizes, strict=True)
+            )
+
+        limits = [np.ones(self.parts, np.int32)] * 3
+        start = functools.partial(self._start, facts=[*facts, size] if keep else None, devices=devices)
+        empty, prefill, generate = self._make_functions(layouts, size, n_best)
+        return StatePrograms(
+            self.parts,
+            empty=start(empty, lambda: ((), limits[0])),
+            prefill=start(prefill, lambda: (params, *example)),
+            generate=start(generate, lambda: (params, *make_states(), *limits), donate=(1,)),
+        )
+
+    def _make_functions(
+        self, layouts: Callable[[], tuple[StateLayout, StateLayout]], size: Size, n_best: int
+    ) -> tuple[Callable[..., Leaves], ...]:
+        """Return what the three programs of a state compute."""
         share = _REFILL_SHARE if default_platform() == "cpu" else _ACCELERATOR_REFILL_SHARE
 
         def empty(_: Any, rows: Array) -> Leaves:
@@ -187,27 +215,7 @@ class SearchPrograms:
             )
             return (found.owners, *jax.tree.leaves(found.state), *jax.tree.leaves(found.results))
 
-        def make_states() -> tuple[Any, ...]:
-            """Return the shapes of a state and of waiting sentences; for kept programs, nothing is traced."""
-
-            def find() -> list[Any]:
-                return [layout.leaves for layout in layouts()]
-
-            found = keep_json("layout", facts, find) if keep else find()
-            sizes = size, size._replace(rows=len(example.ids) // self.parts)
-            return tuple(
-                tuple(self._place(Leaf(*leaf), one) for leaf in leaves)
-                for leaves, one in zip(found, sizes, strict=True)
-            )
-
-        limits = [np.ones(self.parts, np.int32)] * 3
-        start = functools.partial(self._start, facts=[*facts, size] if keep else None, devices=devices)
-        return StatePrograms(
-            self.parts,
-            empty=start(empty, lambda: ((), limits[0])),
-            prefill=start(prefill, lambda: (params, *example)),
-            generate=start(generate, lambda: (params, *make_states(), *limits), donate=(1,)),
-        )
+        return empty, prefill, generate
 
     def _start(
         self,

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 def make_models(configs: Sequence[ModelConfig], sizes: tuple[int, int]) -> list["Model"]:
-    """Return the networks for the platform of this process.
-
-    `sizes` are the numbers of entries of the source and the target vocabulary.
-    """
+    """Return the networks for the platform of this process, with vocabularies of these two sizes."""
     from flaxformer_mt.model import make_model
 
     source_size, target_size = sizes
@@ -51,11 +48,7 @@ class Members:
         *,
         common: np.ndarray | None,
     ) -> None:
-        """Cast the kernels.
-
-        Args:
-          common: with shortlists, the ids of the tokens that all lines may use.
-        """
+        """`common`: with shortlists, the ids of the tokens that all lines may use."""
         self._models = models
         # Cast here, outside of the loop over tokens, unless the caller has done it.
         self._variables = [
@@ -114,8 +107,7 @@ class Members:
 def _next_logits(model: Any, variables: Any, method: str, layer: int | None, *more: Any) -> NextLogits:
     """Return a method of the model as a function; `more` are its last arguments.
 
-    Args:
-      layer: whose cross-attention [B, W, S], mean over heads, is stored in the cache, if not None.
+    If a layer is given, its cross-attention [B, W, S], the mean over heads, is stored in the cache.
     """
 
     def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:

@@ -100,13 +100,7 @@ class TokenScorer:
         warn: Callable[[str], None],
         spread: bool | SplitParameters = False,
     ) -> None:
-        """Build the networks.
-
-        Args:
-          longest: maximum source and target length, in tokens with eos; `UNBOUNDED`: unlimited.
-          warn: receives a warning if the device runs out of memory with batches of search.batch_tokens.
-          spread: the mesh over which parameters are split, if they are.
-        """
+        """Build no network yet; `longest` are the maximum lengths in tokens with eos, or `UNBOUNDED`."""
         self.models, self.vocabs = models, vocabs
         self.options, self._longest = search, longest
         self._budget = TokenBudget(choose_batch_tokens(search, models, vocabs.target.size), warn=warn)
@@ -160,14 +154,10 @@ class TokenScorer:
         params: Sequence[Any],
         watched: Sequence[Watched] = (),
     ) -> list[Reading]:
-        """Return the readings of pairs in order.
+        """Return the readings of pairs in order; `params` are those of each model.
 
         If the device runs out of memory, this call and all later ones use smaller batches.
-
-        Args:
-          params: the parameters of each model.
         """
-
         run = functools.partial(self.run, tuple(params), watched=tuple(watched))
         found: dict[int, Reading] = {}
         while missing := [index for index in range(len(pairs)) if index not in found]:
@@ -205,10 +195,7 @@ class TokenScorer:
         """Return the rows, source length and target length of a batch of some of `count` pairs.
 
         The lengths are 8, 12, 16, 24, 32, 48, ... tokens, so that at most a third is padding; those of a few
-        pairs are powers of two.
-
-        Args:
-          length: that of the longest source or target.
+        pairs are powers of two. `length` is that of the longest source or target.
         """
         few = count <= _FEW
         size = max(_FEW_LENGTH if few else 8, round_up_coarsely(length))

@@ -90,13 +90,10 @@ class Scheduler:
     def step(self, max_steps: int | None, *, more: bool = False) -> Iterator[Finished]:
         """Let the device go on; yield the names and results of sentences that are done.
 
-        If the device fails, the result of the sentences that it searched is the error.
-
-        Args:
-          max_steps: number of decoding steps after which waiting sentences may enter. None: nothing arrives
-            meanwhile, so that the device goes as far as it can without the host.
-          more: with None, whether `submit` will be called again before the last sentences are wanted: then
-            only states that have a full call are searched. Nothing is done once none has.
+        If the device fails, the result of the sentences that it searched is the error. Waiting sentences may
+        enter after `max_steps`; None: nothing arrives meanwhile, so that the device goes as far as it can
+        without the host. If `submit` will then be called again before the last sentences are wanted (`more`),
+        only states that have a full call are searched.
         """
         try:
             yield from self._search_all(more=more) if max_steps is None else self._search_some(max_steps)
@@ -168,8 +165,7 @@ class Scheduler:
     def _assign(self, *, all_of_them: bool) -> None:
         """Let sentences wait in states, the longest first; those of a size with few of them, among a few.
 
-        Args:
-          all_of_them: whether no more sentences are to come, so that it is known which sizes have few.
+        `all_of_them`: whether no more sentences are to come, so that it is known which sizes have few.
         """
         if not self._unassigned and (self._all_assigned or not all_of_them):
             return

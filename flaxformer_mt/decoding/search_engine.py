@@ -95,11 +95,9 @@ class Slots:
         parts: int,
         lines: int,
     ) -> None:
-        """Start without sentences.
+        """Start without sentences; `find_programs` begins to compile, when programs are first needed.
 
-        Args:
-          find_programs: begins to compile programs that are new, when they are first needed.
-          lay_out: returns the arrays of up to `lines` sentences of each part, which are read together.
+        `lay_out` returns the arrays of up to `lines` sentences of each part, which are read together.
         """
         self.waiting: dict[Hashable, Sentence] = {}
         self._find_programs, self._params, self._size, self._lay_out = find_programs, params, size, lay_out
@@ -135,7 +133,6 @@ class Slots:
         return len(self.waiting) >= self._lines * len(self._busy)
 
     def take_left(self) -> list[Hashable]:
-        """Return the names of the sentences in slots, which are given up."""
         left = [name for busy in self._busy for name in busy.values()]
         self._busy, self._state = [{} for _ in self._busy], None
         return left
@@ -144,33 +141,13 @@ class Slots:
         """Let waiting sentences enter, and begin at most `max_steps` steps; the device computes on.
 
         With a limit of steps, sentences enter only slots that are free now; without one, as slots become
-        free.
-
-        Args:
-          leave: number of slots of a part whose sentences may be left in the end, when none waits.
-          more: whether more sentences will come, so that the last ones need not end now.
+        free. When none waits, the sentences of `leave` slots of a part may be left in the end, and the last
+        ones need not end now if `more` will come.
         """
         unlimited, rows, parts = max_steps == UNLIMITED, self._size.rows, len(self._busy)
         if not self.calls and not self.num_busy and self._steps > _MAX_STEPS:
             self._state, self._steps = None, 0
-        names = list(self.waiting)
-        if self._steps > _MAX_STEPS:
-            names = []
-        entered: list[list[Hashable]] = [[] for _ in range(parts)]
-        if unlimited:  # in turn: sentences next to each other take equally long
-            names = names[: self._lines * parts]
-            entered = [names[part::parts] for part in range(parts)]
-            used = [0] * parts
-        else:
-            # The first sentence of each line before all second ones: a long text holds up no others.
-            names.sort(key=lambda name: self.waiting[name].stream[1:])
-            used = list(map(len, self._busy))
-            for name in names:
-                part = used.index(min(used))
-                if used[part] >= rows:
-                    break
-                entered[part].append(name)
-                used[part] += 1
+        entered = self._deal(unlimited)
         sentences = [[self.waiting.pop(name) for name in own] for own in entered]
         if any(entered):
             self._entered = self.programs.prefill(self._params, self._lay_out(sentences))
@@ -179,6 +156,7 @@ class Slots:
         if unlimited:
             final_free_rows = [rows - leave if is_last else freed] * parts
         else:  # those of a part that are used up come back soon
+            used = [len(busy) + len(own) for busy, own in zip(self._busy, entered, strict=True)]
             final_free_rows = [min(rows, rows - count + freed) if count else 0 for count in used]
         found = self.programs.generate(
             self._params,
@@ -193,6 +171,25 @@ class Slots:
         call = Call(entered, found.owners, found.results, not unlimited, is_last)
         self.calls.append(call)
         return call
+
+    def _deal(self, unlimited: bool) -> list[list[Hashable]]:
+        """Return the names of the waiting sentences that enter each part."""
+        parts = len(self._busy)
+        names = list(self.waiting) if self._steps <= _MAX_STEPS else []
+        if unlimited:  # in turn: sentences next to each other take equally long
+            names = names[: self._lines * parts]
+            return [names[part::parts] for part in range(parts)]
+        # The first sentence of each line before all second ones: a long text holds up no others.
+        names.sort(key=lambda name: self.waiting[name].stream[1:])
+        entered: list[list[Hashable]] = [[] for _ in range(parts)]
+        used = list(map(len, self._busy))
+        for name in names:
+            part = used.index(min(used))
+            if used[part] >= self._size.rows:
+                break
+            entered[part].append(name)
+            used[part] += 1
+        return entered
 
     def finish(self, call: Call) -> list[tuple[Hashable, SearchResult]]:
         """Wait for the steps of the oldest call; return the sentences that are done, with their results."""
@@ -224,6 +221,25 @@ def _take_row(leaves: list[Any], place: int) -> SearchResult:
     return SearchResult(*row)
 
 
+@dataclasses.dataclass(frozen=True)
+class EngineOptions:
+    """How an engine computes, and what it knows of translations."""
+
+    # Whether each local device searches a part of the sentences, in batches of search.batch_tokens each, or
+    # the mesh over which parameters are split; they come from `place_parameters`.
+    spread: bool | SplitParameters = False
+    # Whether the programs for a few sentences are kept on disk.
+    keep_programs: bool = False
+    # Restricts the tokens of each translation to candidates for its source, of which only the most probable
+    # are used: at most 16 for each source token, besides those of all sentences.
+    shortlist: Shortlist | None = None
+    # Ratio and offset of the length that few translations exceed, which bounds the room for them, and what
+    # beam search expects of an unfinished hypothesis, unless search.length_bound is limit.
+    target_lengths: tuple[float, float] | None = None
+    # Of XLA, for all programs, which are then not kept.
+    compiler_options: dict[str, Any] | None = None
+
+
 class SearchEngine:
     """Searches translations of sentences with one model, or with an ensemble that shares a vocabulary.
 
@@ -239,38 +255,26 @@ class SearchEngine:
         sizes: tuple[int, int],
         source_pad_id: int,
         longest_source: int,
-        spread: bool | SplitParameters = False,
-        keep_programs: bool = False,
-        shortlist: Shortlist | None = None,
-        target_lengths: tuple[float, float] | None = None,
+        computing: EngineOptions = EngineOptions(),
         warn: Callable[[str], None] = warn_user,
-        **jit_options: Any,
     ) -> None:
         """Build no network yet: that is done when a program is traced.
 
         Args:
           sizes: number of entries of the source and the target vocabulary.
           longest_source: maximum source length in tokens, with eos.
-          spread: whether each local device searches a part of the sentences, in batches of
-            options.batch_tokens each, or the mesh over which parameters are split; they come from
-            `place_parameters`.
-          keep_programs: whether the programs for a few sentences are kept on disk.
-          shortlist: restricts the tokens of each translation to candidates for its source, of which only
-            the most probable are used: at most 16 for each source token, besides those of all sentences.
-          target_lengths: ratio and offset of the length that few translations exceed, which bounds the room
-            for them, and what beam search expects of an unfinished hypothesis, unless options.length_bound is
-            limit.
           warn: receives one warning, when the device first runs out of memory with options.batch_tokens.
-          jit_options: of `jax.jit`, for all programs.
         """
-        self.options, self.shortlist = options, shortlist
-        self._symbols, self._keep_programs = symbols, keep_programs
+        self.options, self.shortlist, self._symbols = options, computing.shortlist, symbols
+        self._keep_programs = computing.keep_programs
         self.budget = TokenBudget(choose_batch_tokens(options, models, sizes[1]), warn=warn)
         configs = tuple(dataclasses.replace(model, scan_layers=False) for model in models)
-        self.lengths = make_length_rule(options, configs, longest_source, target_lengths)
+        self.lengths = make_length_rule(options, configs, longest_source, computing.target_lengths)
         self._candidates = None
-        if shortlist is not None:
-            self._candidates = Candidates(shortlist, symbols, sizes[1], longest_source=longest_source)
+        if computing.shortlist is not None:
+            self._candidates = Candidates(
+                computing.shortlist, symbols, sizes[1], longest_source=longest_source
+            )
         self.arrays = SentenceArrays(
             options, self.lengths, source_pad_id=source_pad_id, candidates=self._candidates
         )
@@ -279,9 +283,9 @@ class SearchEngine:
             options,
             symbols,
             sizes=sizes,
-            spread=spread,
+            spread=computing.spread,
             shortlists=None if self._candidates is None else self._candidates.shortlists,
-            **jit_options,
+            **({"compiler_options": computing.compiler_options} if computing.compiler_options else {}),
         )
 
     def sizes(self, n_best: int) -> StateSizes:
@@ -291,7 +295,6 @@ class SearchEngine:
         return StateSizes(self.lengths, width, self.budget.tokens, self.programs.parts, single=is_cpu)
 
     def make_slots(self, params: tuple[Any, ...], size: Size, form: Form, *, n_best: int) -> Slots:
-        """Return empty slots of a size."""
         parts, sizes = self.programs.parts, self.sizes(n_best)
         is_few = size in (*sizes.one(), *sizes.few())
         lines = size.rows if is_few else _FILLS * size.rows

@@ -111,13 +111,13 @@ class SentenceArrays:
         self._options, self._lengths = options, lengths
         self._pad_id, self._candidates = source_pad_id, candidates
 
-    def needed(self, sentence: Sentence) -> int:
-        """Return the minimum number of tokens of a translation, by its constraints and the options."""
-        return max(sentence.shortest, self._min_length(len(sentence.source)))
-
     def find_need(self, sentence: Sentence) -> tuple[int, int]:
-        """Return the source length and `needed`: what the size of a sentence's state depends on."""
-        return len(sentence.source), self.needed(sentence)
+        """Return the source length, and the least tokens of a translation by its constraints and the options.
+
+        The size of a sentence's state depends on these.
+        """
+        length = len(sentence.source)
+        return length, max(sentence.shortest, self._min_length(length))
 
     def find_form(self, sentences: Sequence[Sentence]) -> Form:
         """Return the form with inputs for the constraints of all sentences, rounded up so that it recurs."""
@@ -142,16 +142,6 @@ class SentenceArrays:
         total = rows * len(sentences)
         every = [one for own in sentences for one in own]
         places = np.concatenate([part * rows + np.arange(len(own)) for part, own in enumerate(sentences)])
-        sources = [one.source for one in every]
-        lengths = np.zeros(total, np.int32)
-        lengths[places] = list(map(len, sources))
-        mask = np.arange(source_length) < lengths[:, None]
-        ids = np.full((total, source_length), self._pad_id, np.int32)
-        if every:
-            cells = np.full((len(every), source_length), self._pad_id, np.int32)
-            cells[mask[places]] = np.concatenate(sources)
-            ids[places] = cells
-        mask[:, :1] = True
 
         def fill(values: Iterable[Any], *shape: int, blank: int = 0, dtype: Any = np.int32) -> np.ndarray:
             """Return an array of `shape` for each row: the value of its sentence, then blanks."""
@@ -163,6 +153,9 @@ class SentenceArrays:
                 filled[row, : len(value)] = value
             return filled
 
+        ids = fill((one.source for one in every), source_length, blank=self._pad_id)
+        mask = np.arange(source_length) < fill(len(one.source) for one in every)[:, None]
+        mask[:, :1] = True
         limits, options, candidates = self._lengths, self._options, self._candidates
         limit, likely = functools.cache(limits.limit), functools.cache(limits.likely)
         lines = Lines(max_lengths=fill(limit(len(one.source), one.shortest) for one in every))

@@ -69,8 +69,7 @@ class LengthRule:
     def expected(self, source_length: int, needed: int = 0) -> int:
         """Return the capacity that a first search provides for such a source: the likely length, or a guess.
 
-        Args:
-          needed: minimum number of tokens of the translation, such as its prefix and required phrases.
+        `needed`: the least tokens of the translation, such as its prefix and required phrases.
         """
         if self.learned is not None:
             return self.likely(source_length, needed)
@@ -194,8 +193,7 @@ class StateSizes:
     def choose_few(self, source_length: int, needed: int, *, count: int | None = None) -> Size:
         """Return the size for a few sentences up to this length: what is found there is never cut off.
 
-        Args:
-          count: of the sentences. None: others may come.
+        `count` is that of the sentences. None: others may come.
         """
         limit, alone = self.lengths.limit(source_length, needed), count is not None and count <= self.parts
         found = _first([*(self.one() if alone else []), *self.few()], source_length, limit)

@@ -21,7 +21,8 @@ from flaxformer_mt.evaluation.score_breakdowns import find_metrics, title_of
 from flaxformer_mt.evaluation.tables import Table, write_score
 from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.runs.checkpoint_index import CheckpointIndex
-from flaxformer_mt.scoring.metrics import METRICS, QUICK, resample_scores, score_sentences
+from flaxformer_mt.scoring.metrics import METRICS, QUICK, score_sentences
+from flaxformer_mt.scoring.significance import ResamplingOptions, resample_scores
 from flaxformer_mt.translation.translator import Translator
 
 # The largest number of sentences per compared system in the file of differences.
@@ -72,24 +73,6 @@ def parse_compared_system(name: str | Path | ComparedSystem) -> ComparedSystem:
     refuse_language_model(config.data, f"--against={name}", reason)
     CheckpointIndex(folder, best_metric=config.train.metrics[0]).resolve(checkpoint or "last")
     return ComparedSystem(name, folder, checkpoint)
-
-
-@dataclass(frozen=True)
-class ResamplingOptions:
-    """How scores are resampled for confidence intervals and significance tests."""
-
-    # Number of bootstrap samples, for confidence intervals and for the paired bootstrap test; 0: none.
-    samples: int = 0
-    # Test of the difference between two systems: bootstrap resampling, or approximate randomization.
-    paired: Literal["bootstrap", "approximate"] = "bootstrap"
-    # Number of trials of approximate randomization.
-    trials: int = 10_000
-
-    def __post_init__(self) -> None:
-        if self.samples != 0 and self.samples < 2:
-            raise UserError(f"--bootstrap is {self.samples}; it must be 0 for no intervals, or at least 2")
-        if self.trials < 1:
-            raise UserError(f"--trials is {self.trials}; it must be at least 1")
 
 
 def make_resampling_options(
@@ -240,9 +223,7 @@ def compare(
         # The evaluated run gets the empty name, which no compared run or file can have.
         {"": ours.hypotheses} | {description["name"]: hypotheses for description, hypotheses in rivals},
         references,
-        samples=resampling.samples,
-        paired=resampling.paired,
-        trials=resampling.trials,
+        resampling,
         sources=ours.sources,
         only=[*(METRICS if references is not None else ()), *asked],
         **score_options,

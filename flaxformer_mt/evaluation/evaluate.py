@@ -7,7 +7,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TextIO, TypedDict, cast
@@ -21,7 +21,6 @@ from flaxformer_mt.corpus.reader import read_pairs
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.evaluation.comparison import (
     ComparedSystem,
-    ResamplingOptions,
     compare,
     describe_scores,
     describe_search,
@@ -54,68 +53,18 @@ from flaxformer_mt.parallel import use_cpu_cores_as_devices
 from flaxformer_mt.parallel.processes import decide_once
 from flaxformer_mt.runs.load_run import name_checkpoint
 from flaxformer_mt.scoring.metrics import (
-    Scores,
     choose_score_options,
     find_metric,
     score_sentences,
     score_translations,
 )
+from flaxformer_mt.scoring.significance import ResamplingOptions
 from flaxformer_mt.text_io.throughput import Throughput
 from flaxformer_mt.tracking.progress_display import WorkProgress
 from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab.pretrained_vocab import read_tags
-
-
-@dataclass(frozen=True)
-class Evaluation(Translations):
-    """Translations and their scores."""
-
-    scores: Scores
-    # Time of translation, compilation included and scoring excluded.
-    seconds: float
-    # Number of sources that were truncated to data.max_source_length.
-    truncated: int
-
-
-def evaluate_lines(
-    translator: Translator,
-    sources: Sequence[str],
-    references: Sequence[str],
-    *,
-    lowercase: bool,
-    tokenize: str,
-    languages: Mapping[str, Any] | None = None,
-    documents: Sequence[Hashable] | bool = False,
-    progress: TextIO | None = None,
-) -> Evaluation:
-    """Translate sources and score the translations against one reference each, if there are any.
-
-    Models with data.context read `documents`, see `Translator.translate`; others translate each line alone.
-    """
-    if len(references) not in (0, len(sources)):
-        raise UserError(
-            f"{len(sources)} sources cannot be scored against {len(references)} references; "
-            "give one reference for each source"
-        )
-    start = time.monotonic()
-    with _show_progress(translator, len(sources), progress) as on_progress:
-        how = dict(languages or {}) | ({"documents": documents} if translator.config.data.context else {})
-        translations = translator.translate(sources, on_progress=on_progress, **how)
-    seconds = time.monotonic() - start
-    hypotheses = tuple(translation.text for translation in translations)
-    scores = Scores()
-    if references or not sources:
-        scores = score_translations(hypotheses, references, lowercase=lowercase, tokenize=tokenize)
-    return Evaluation(
-        sources=tuple(sources),
-        references=tuple(references),
-        hypotheses=hypotheses,
-        scores=scores,
-        seconds=seconds,
-        truncated=sum(translation.truncated for translation in translations),
-    )
 
 
 def _describe_system(translator: Translator) -> str:
@@ -127,15 +76,12 @@ def _describe_system(translator: Translator) -> str:
 
 
 @contextlib.contextmanager
-def _show_progress(
-    translator: Translator, total: int, stream: TextIO | None
-) -> Iterator[Callable[..., object]]:
+def _show_progress(doing: str, total: int, system: str, stream: TextIO | None) -> Iterator[Throughput]:
     if stream is not None:
         noun = "sentence" if total == 1 else "sentences"
-        said = f"translating {total:,} {noun} with {_describe_system(translator)}"
-        print(said, file=stream, flush=True)
+        print(f"{doing} {total:,} {noun} with {system}", file=stream, flush=True)
     with Throughput(total=total, stream=stream, quiet=stream is None) as throughput:
-        yield throughput.add
+        yield throughput
 
 
 class EvaluationResult(TypedDict, total=False):
@@ -273,16 +219,7 @@ def _evaluate_translations(
     scoring: dict[str, Any] = {"lowercase": options.lowercase, "bleu_tokenize": options.tokenize}
     train = replace(config.train, **{name: value for name, value in scoring.items() if value is not None})
     terms = {} if options.glossary is None else {"glossary": Glossary.make(options.glossary)}
-    source, reference = (None if file is None else str(file) for file in (options.source, options.reference))
-    sets = read_sets(
-        config,
-        options.split,
-        source=source,
-        reference=reference,
-        languages={"source_language": options.source_language, "target_language": options.target_language},
-        vocab_tags=read_tags(run_dir / "vocab"),
-        alone=bool(options.scorers),
-    )
+    sets = _read_sets(run_dir, config, options)
     if loading.use_all_devices:
         use_cpu_cores_as_devices()  # before the number of processes is asked for, which starts JAX
     with_references = bool(sets[0].references)
@@ -294,22 +231,35 @@ def _evaluate_translations(
     for scored in sets:
         references = scored.references
         scoring = choose_score_options(train, scored.direction.target, references, warn=warn_user)
-        split = None if source else options.split
+        split = None if options.source else options.split
         from_files = read_compared_files(compared, (run_dir, config, scored), split=split)
         with_terms = replace(scored, languages=scored.languages | terms)
-        report, evaluation = _evaluate_set(run_dir, loading, with_terms, scoring, progress)
+        report, translations = _evaluate_set(run_dir, loading, with_terms, scoring, progress)
         if terms and references:
-            report["terms"] = score_terms(evaluation, terms["glossary"])
+            report["terms"] = score_terms(translations, terms["glossary"])
         rivals = translate_compared_systems(compared, scored, from_files, loading)
         if compared and references:
             lower = scoring["lowercase"]
-            _keep(save_largest_differences, run_dir, scored.name, evaluation, rivals, lowercase=lower)
-        score = functools.partial(compare, evaluation, rivals, resampling, scorers=options.scorers, **scoring)
+            _keep(save_largest_differences, run_dir, scored.name, translations, rivals, lowercase=lower)
+        names = options.scorers
+        score = functools.partial(compare, translations, rivals, resampling, scorers=names, **scoring)
         with WorkProgress(progress).part("scoring the translations"):
             report |= decide_once(score)
-        report |= {"by_length": score_by_length(evaluation, **scoring)} if references else {}
+        report |= {"by_length": score_by_length(translations, **scoring)} if references else {}
         reports[scored.direction.name] = report
     return next(iter(reports.values())) if len(reports) == 1 else join_reports(options.split, reports)
+
+
+def _read_sets(run_dir: Path, config: Config, options: EvaluationOptions) -> list[ScoredSet]:
+    files = {"source": options.source, "reference": options.reference}
+    return read_sets(
+        config,
+        options.split,
+        **{name: None if file is None else str(file) for name, file in files.items()},
+        languages={"source_language": options.source_language, "target_language": options.target_language},
+        vocab_tags=read_tags(run_dir / "vocab"),
+        alone=bool(options.scorers),
+    )
 
 
 def _keep(save: Callable[..., object], *what: Any, **how: Any) -> None:
@@ -321,45 +271,46 @@ def _keep(save: Callable[..., object], *what: Any, **how: Any) -> None:
 
 def _evaluate_set(
     run_dir: Path, loading: LoadOptions, scored: ScoredSet, scoring: dict[str, Any], progress: TextIO | None
-) -> tuple[dict[str, Any], Evaluation]:
+) -> tuple[dict[str, Any], Translations]:
     """Translate and score one set; save the translations. The model needs no memory afterwards."""
-    translator = Translator.load(run_dir, loading)
-    evaluation = evaluate_lines(
-        translator,
-        scored.sources,
-        scored.references,
-        languages=scored.languages,
-        documents=scored.documents,
-        progress=progress,
-        **scoring,
-    )
-    _keep(save_translations, run_dir, scored.name, evaluation, _describe_system(translator))
+    translator, count = Translator.load(run_dir, loading), len(scored.sources)
+    system, start = _describe_system(translator), time.monotonic()
+    with _show_progress("translating", count, system, progress) as throughput:
+        documents = scored.find_documents(translator.config.data)
+        translated = translator.translate(
+            scored.sources, on_progress=throughput.add, **scored.languages, **documents
+        )
+    seconds = time.monotonic() - start
+    translations = Translations(scored.sources, scored.references, tuple(one.text for one in translated))
+    scores = _report_scores(translations, **scoring) if scored.references or not count else {}
+    _keep(save_translations, run_dir, scored.name, translations, system)
     report = {"name": scored.name, "checkpoint": translator.checkpoint, "step": translator.step}
-    return report | _report_scores(
-        evaluation, describe_search(translator.config.search), **scoring
-    ), evaluation
+    report |= {"sentences": count, **scores, **describe_search(translator.config.search)}
+    truncated = sum(one.truncated for one in translated)
+    return report | {"truncated": truncated, "seconds": round(seconds, 1)}, translations
 
 
-def _report_scores(
-    evaluation: Evaluation, search: Mapping[str, Any], *, lowercase: bool, tokenize: str
-) -> dict[str, Any]:
-    """Return the scores of one system's translations, without resampling and TER, and how they were found."""
-    facts = {**search, "truncated": evaluation.truncated, "seconds": round(evaluation.seconds, 1)}
-    if not evaluation.references:
-        return {"sentences": len(evaluation.sources), **facts}
-    other = score_translations(
-        evaluation.hypotheses, evaluation.references, lowercase=not lowercase, tokenize=tokenize
+def _report_scores(translations: Translations, *, lowercase: bool, tokenize: str) -> dict[str, Any]:
+    """Return the quick scores of translations, and BLEU with case and without."""
+    cased, lowercased = (
+        score_translations(
+            translations.hypotheses, translations.references, lowercase=lower, tokenize=tokenize
+        )
+        for lower in (False, True)
     )
-    signatures = evaluation.scores.signatures
-    cased, lowercased = (other, evaluation.scores) if lowercase else (evaluation.scores, other)
+    scores = lowercased if lowercase else cased
+    both = {
+        name: {"bleu": one["bleu"], "signature": one.signatures["bleu"]}
+        for name, one in (("cased", cased), ("lowercased", lowercased))
+    }
     return {
-        "sentences": len(evaluation.sources),
-        **evaluation.scores,
-        **{"signature" if name == "bleu" else f"{name}_signature": text for name, text in signatures.items()},
-        "bleu_detail": evaluation.scores.bleu_detail,
-        "cased": _report_bleu(cased),
-        "lowercased": _report_bleu(lowercased),
-        **facts,
+        **scores,
+        **{
+            "signature" if name == "bleu" else f"{name}_signature": text
+            for name, text in scores.signatures.items()
+        },
+        "bleu_detail": scores.bleu_detail,
+        **both,
     }
 
 
@@ -405,10 +356,6 @@ def _tune_rerank(
     best_weight = max(tried, key=lambda weight: sign * tried[weight])
     facts = {"name": scored.name, "rerank": search.rerank, "metric": metric, "sentences": len(found)}
     return {**facts, "scores": tried, "rerank_weight": best_weight}
-
-
-def _report_bleu(scores: Scores) -> dict[str, Any]:
-    return {"bleu": scores["bleu"], "signature": scores.signatures["bleu"]}
 
 
 def describe_evaluation(result: Mapping[str, Any], *, name: str) -> list[str | Table]:
@@ -460,12 +407,9 @@ def _evaluate_language_model(
     if not sentences:
         raise UserError("there is no text to score (0 lines); give at least one line")
     scorer = Scorer.load(run_dir, loading)
-    if progress is not None:
-        noun = "sentence" if len(sentences) == 1 else "sentences"
-        checkpoint = name_checkpoint(scorer.checkpoint, scorer.step)
-        print(f"scoring {len(sentences):,} {noun} with checkpoint {checkpoint}", file=progress, flush=True)
     total, tokens = 0.0, 0
-    with Throughput(total=len(sentences), stream=progress, quiet=progress is None) as throughput:
+    system = f"checkpoint {name_checkpoint(scorer.checkpoint, scorer.step)}"
+    with _show_progress("scoring", len(sentences), system, progress) as throughput:
         for score in scorer.score_stream(None, sentences):
             total, tokens = total - score.log_prob, tokens + len(score.tokens)
             throughput.add(tokens=len(score.tokens))

@@ -4,9 +4,10 @@ BLEU of different target languages counts different tokens, so that the scores o
 say little: the mean over directions gives each direction the same weight, whatever the sizes of its sets.
 """
 
+import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from flaxformer_mt.config import TrainConfig
 from flaxformer_mt.config.directions import Direction
@@ -20,31 +21,25 @@ from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.unicode_text import MARKS, spell
 
 
-class _Rows(NamedTuple):
-    direction: Direction
-    start: int
-    stop: int
-    options: dict[str, Any]
-
-
 class DirectionScorer:
     def __init__(self, pairs: Pairs, config: TrainConfig) -> None:
         """Choose the tokenizer of each target language, with a warning for one that is not installed."""
-        self._rows, start = list[_Rows](), 0
+        # Of each direction: its name, its sentences, and the options of its scores.
+        self._parts, start = list[tuple[str, range, dict[str, Any]]](), 0
         for part, languages in zip(pairs.parts, pairs.languages, strict=True):
             direction = Direction(*languages)
             first = [pairs[number].target for number in range(start, start + min(part.size, SCRIPT_SAMPLE))]
             options = choose_score_options(config, direction.target, first, warn=warn_user)
             options["only"] = [*QUICK, *(name for name in config.metrics if name not in (*QUICK, "loss"))]
-            self._rows.append(_Rows(direction, start, start + part.size, options))
+            self._parts.append((direction.name, range(start, start + part.size), options))
             start += part.size
 
     def score(self, translations: Translations) -> dict[str, float]:
         """The means of quick metrics and train.best_metric's; of several directions also `bleu_de-en` etc."""
         by_direction = {}
-        for direction, start, stop, options in self._rows:
-            part = translations.choose(range(start, stop))
-            by_direction[direction.name] = score_translations(
+        for name, sentences, options in self._parts:
+            part = translations.choose(sentences)
+            by_direction[name] = score_translations(
                 part.hypotheses, part.references, sources=part.sources, **options
             )
         values = {name: fmean(one[name] for one in by_direction.values()) for name in options["only"]}
@@ -59,7 +54,8 @@ def join_reports(name: str, reports: Mapping[str, Mapping[str, Any]]) -> dict[st
     first = next(iter(reports.values()))
     metrics = find_metrics(first)
     means = {metric: fmean(report[metric] for report in reports.values()) for metric in metrics}
-    sums = {field: sum(report[field] for report in reports.values()) for field in _SUMS}
+    counts = ("sentences", "truncated", "seconds")
+    sums = {field: sum(report[field] for report in reports.values()) for field in counts}
     names = ("checkpoint", "step", "method", "beam_size", "length_penalty", "mbr")
     same = {name: first[name] for name in names if name in first}
     return {
@@ -70,9 +66,6 @@ def join_reports(name: str, reports: Mapping[str, Mapping[str, Any]]) -> dict[st
         **sums | {"seconds": round(sums["seconds"], 1)},
         "directions": dict(reports),
     }
-
-
-_SUMS = ("sentences", "truncated", "seconds")
 
 
 def find_metrics(report: Mapping[str, Any]) -> list[str]:
@@ -148,14 +141,11 @@ def _has_term(text: str, term: str) -> bool:
 
 def split_by_length(translations: Translations) -> dict[tuple[int, int | None], Translations]:
     """The sentences of each bucket that has any, by the words of its shortest and longest source."""
-    lengths = [*map(_count_words, translations.sources)]
-    starts = [0, *(longest + 1 for longest in _LONGEST)]
-    buckets = {}
-    for start, end in zip(starts, [*_LONGEST, None], strict=True):
-        indices = [i for i, n in enumerate(lengths) if start <= n and (end is None or n <= end)]
-        if indices:
-            buckets[start, end] = translations.choose(indices)
-    return buckets
+    indices: dict[int, list[int]] = {}
+    for index, source in enumerate(translations.sources):
+        indices.setdefault(bisect.bisect_left(_LONGEST, _count_words(source)), []).append(index)
+    bounds = [*zip([0, *(longest + 1 for longest in _LONGEST)], [*_LONGEST, None], strict=True)]
+    return {bounds[bucket]: translations.choose(indices[bucket]) for bucket in sorted(indices)}
 
 
 def _count_words(line: str) -> int:

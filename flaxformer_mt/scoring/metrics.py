@@ -4,15 +4,13 @@ All metrics are sacreBLEU's classes; the score of a corpus by an outside scorer 
 """
 
 import functools
-import itertools
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from flaxformer_mt.config import TrainConfig
 from flaxformer_mt.errors import UserError, first_line, suggest
@@ -56,8 +54,6 @@ METRICS = {
 QUICK = tuple(name for name, metric in METRICS.items() if metric.is_quick)
 # Those that are computed where they are asked for, and what `define_scorer` has added.
 _OTHERS = {"chrf++": Metric("chrF++", functools.partial(_make_chrf, word_order=2))}
-# Pairs that are scored at a time.
-_SCORED = 4096
 # Names that evaluations and the training log have for other things.
 _RESERVED = frozenset(
     "loss accuracy perplexity seconds step time split name checkpoint method beam_size length_penalty cased "
@@ -191,7 +187,7 @@ def _make_mean(scorer: OutsideScorer, lowercase: bool, tokenize: str) -> Any:
     return Mean()
 
 
-def _make_metrics(
+def make_metrics(
     names: Sequence[str],
     lowercase: bool,
     tokenize: str,
@@ -238,8 +234,8 @@ def score_translations(
 
     Scorers from outside need the sources.
     """
-    _check_lines(hypotheses, references)
-    metrics = _make_metrics(only, lowercase, tokenize, sources, references)
+    check_lines(hypotheses, references)
+    metrics = make_metrics(only, lowercase, tokenize, sources, references)
     results = {name: metric.corpus_score(hypotheses, [references]) for name, metric in metrics.items()}
     scores = Scores({name: float(result.score) for name, result in results.items()})
     scores.signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}
@@ -265,7 +261,7 @@ def score_sentences(
         return metric.scorer(sources, hypotheses, references)
     if references is None:
         need_no_references(name, metric, where)
-        raise AssertionError
+    assert references is not None
     made = metric.make(lowercase, choose_sentence_tokenizer(references), effective_order=True)
     sign = -1 if metric.lower_is_better else 1
     pairs = zip(hypotheses, references, strict=True)
@@ -274,124 +270,7 @@ def score_sentences(
     ]
 
 
-class ScoreFilter(NamedTuple):
-    """Which pairs a score keeps: those that have at least `least`, or the best `share` of all."""
-
-    name: str
-    least: float | None
-    share: float
-
-    def keep(self, pairs: Iterable[tuple[str, str]]) -> list[bool]:
-        """Whether to keep each pair of source and target; of equal ones, the first are the best."""
-        rows, scores = iter(pairs), list[float]()
-        while chunk := list(itertools.islice(rows, _SCORED)):
-            sources, targets = zip(*chunk, strict=True)
-            scores += score_sentences(self.name, sources, targets, None)
-        if self.least is not None:
-            return [score >= self.least for score in scores]
-        order = sorted(range(len(scores)), key=lambda row: -scores[row])
-        best = set(order[: round(self.share * len(scores))])
-        return [row in best for row in range(len(scores))]
-
-
-def read_filters(texts: Sequence[str], where: str) -> list[ScoreFilter]:
-    """Read "kiwi>=0.4", a threshold, and "kiwi best 80%", a share."""
-    filters = []
-    for text in texts:
-        match = re.fullmatch(r"\s*([\w+-]+?)\s*(?:>=\s*(-?\d*\.?\d+)|\s+best\s+(\d*\.?\d+)%)\s*", text)
-        share = float(match[3] or 100) / 100 if match else 0
-        if match is None or not 0 < share <= 1:
-            raise UserError(f"{where} has {text!r}; give NAME>=SCORE, or 'NAME best 80%', above 0 to 100%")
-        need_no_references(match[1], find_metric(match[1], where), where)
-        filters.append(ScoreFilter(match[1], float(match[2]) if match[2] else None, share))
-    return filters
-
-
-class ResampledScore(NamedTuple):
-    """A system's score on a set of sentences, and on resampled sets of the same sentences.
-
-    mean: over the samples. ci: half the width of the 95% confidence interval around this mean. p_value: the
-    probability of a difference this large from the first system if both were equally good.
-    """
-
-    score: float
-    mean: float | None
-    ci: float | None
-    p_value: float | None
-
-
-@dataclass(frozen=True)
-class Resampling:
-    """Scores of several systems, with the results of resampling, by metric."""
-
-    # One dict per system, in the given order.
-    systems: tuple[dict[str, ResampledScore], ...]
-    # Signatures that include the number of samples and the seed.
-    signatures: dict[str, str]
-    # Signatures of the scores without resampling.
-    plain_signatures: dict[str, str]
-
-
-def resample_scores(
-    systems: Mapping[str, Sequence[str]],
-    references: Sequence[str] | None,
-    *,
-    samples: int,
-    paired: Literal["bootstrap", "approximate"] = "bootstrap",
-    trials: int = 10_000,
-    lowercase: bool = False,
-    tokenize: str = "13a",
-    sources: Sequence[str] = (),
-    only: Sequence[str] = tuple(METRICS),
-) -> Resampling:
-    """Scores and confidence intervals of all systems, and paired tests of the first against each other one.
-
-    Uses sacreBLEU's implementations, with its seed 12345 or that of SACREBLEU_SEED. Scores that are exactly
-    equal get the p-value 1: sacreBLEU counts only differences larger than the observed one, and would report
-    its smallest p-value if no sample has a larger one. `samples` is 0 for no intervals, of a single system or
-    with approximate randomization, which has `trials`. Scorers from outside need the sources, and may do
-    without references.
-    """
-    from sacrebleu.significance import PairedTest
-
-    if samples < 2 and (samples != 0 or (paired == "bootstrap" and len(systems) > 1)):
-        raise ValueError(f"samples is {samples}; {paired} needs at least 2")
-    for hypotheses in systems.values():
-        _check_lines(hypotheses, references)
-    metrics = _make_metrics(only, lowercase, tokenize, sources, references)
-    # Randomization without a second system has nothing to swap: the scores remain. sacreBLEU replaces a count
-    # of 0 by a default of its own; -1 means none.
-    bootstrap = samples > 0 and (paired == "bootstrap" or len(systems) == 1)
-    rows = [dict[str, ResampledScore]() for _ in systems]
-    signatures = {}
-    for metric, scorer in metrics.items():  # apart, since spBLEU is called BLEU too
-        test = PairedTest(
-            list(systems.items()),
-            {metric: scorer},
-            None if references is None else [references],
-            test_type="bs" if bootstrap else "ar",
-            n_samples=samples if bootstrap else trials,
-            n_ar_confidence=-1 if bootstrap else samples or -1,
-        )
-        signed, columns = test()
-        ((own_name, signatures[metric]),) = signed.items()
-        for row, result in zip(rows, columns[own_name], strict=True):
-            row[metric] = _read_result(result, columns[own_name][0])
-    return Resampling(
-        systems=tuple(rows),
-        signatures={metric: str(signature) for metric, signature in signatures.items()},
-        plain_signatures={metric: str(scorer.get_signature()) for metric, scorer in metrics.items()},
-    )
-
-
-def _read_result(result: Any, first: Any) -> ResampledScore:
-    mean, ci, p_value = (None if x is None else float(x) for x in (result.mean, result.ci, result.p_value))
-    if p_value is not None and result.score == first.score:
-        p_value = 1.0
-    return ResampledScore(float(result.score), mean, ci, p_value)
-
-
-def _check_lines(hypotheses: Sequence[str], references: Sequence[str] | None) -> None:
+def check_lines(hypotheses: Sequence[str], references: Sequence[str] | None) -> None:
     if references is not None and len(hypotheses) != len(references):
         raise UserError(
             f"{len(hypotheses)} translations cannot be scored against {len(references)} references; "

@@ -33,5 +33,4 @@ from flaxformer_mt.search.types import (
     Shortlists,
     State,
     Symbols,
-    take_rows,
 )

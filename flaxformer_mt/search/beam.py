@@ -9,8 +9,8 @@ from flaxformer_mt.search.candidates import top_candidates
 from flaxformer_mt.search.penalties import attainable, coverage_penalty, length_penalty
 from flaxformer_mt.search.required_phrases import Chosen, choose_required, start_constraints
 from flaxformer_mt.search.token_rules import (
+    allowed_tokens,
     banned_tokens,
-    barred_or_allowed,
     expand_to_vocabulary,
     needs_mask,
     original_ids,
@@ -23,10 +23,6 @@ def start_beams(task: Task, cache: Cache, lines: Lines) -> State:
     """Return the state before the first token, with one live (empty) prefix in each group of beams.
 
     More live prefixes would stay copies of each other.
-
-    Raises:
-      ValueError: inputs that the coverage penalty needs are missing, or required sequences are combined with
-        diversity groups.
     """
     options, batch, width = task.options, lines.max_lengths.shape[0], task.width
     slots = options.diversity_groups * min(task.n_best, width // options.diversity_groups)
@@ -92,7 +88,7 @@ def _choose(task: Task, state: State, logits: Array) -> Chosen:
         task, logits = expand_to_vocabulary(task, state.lines, logits)
     if groups > 1:
         logits = jnp.broadcast_to(logits, (*state.log_probs.shape, logits.shape[-1]))
-    (barred, allowed), banned = barred_or_allowed(task, state, logits.shape[-1]), banned_tokens(task, state)
+    allowed, banned = allowed_tokens(task, state, logits.shape[-1]), banned_tokens(task, state)
     if logits.shape[1] == 1 and allowed is not None:
         allowed = allowed[:, :1]
     if state.lines.required is not None:
@@ -106,7 +102,6 @@ def _choose(task: Task, state: State, logits: Array) -> Chosen:
             group_logits,
             count=min(width, logits.shape[-1]),  # the W best overall are among the W best of each prefix
             banned=banned,
-            barred=barred,
             allowed=group_allowed,
             discount=discount,
         )

@@ -32,24 +32,18 @@ def top_candidates(
     *,
     count: int,
     banned: tuple[int, ...],
-    barred: tuple[int, Array] | None = None,
     allowed: Bool[Array, "B #W V"] | None = None,
     discount: Float[Array, "B V"] | None = None,
 ) -> tuple[Float[Array, "B W C"], Int[Array, "B W C"]]:
     """Return the `count` best next tokens of each beam: float32 log-probabilities, best first, and ids.
-
-    `barred` is one further id and a mask [B, W or 1] of the beams for which the id is banned.
 
     Banned and disallowed ids are never chosen but keep their probability: scores are those of the model. The
     discount is subtracted before tokens are compared and stays subtracted in the result. A beam with a NaN
     among its logits gets -inf for all tokens, so that it cannot displace a valid beam.
     """
     if allowed is None and discount is None and count * chunk_size(logits.shape[-1]) < logits.shape[-1]:
-        log_probs, tokens = _top_of_chunks(logits.astype(jnp.float32), count, banned, barred)
+        log_probs, tokens = _top_of_chunks(logits.astype(jnp.float32), count, banned)
     else:
-        if barred is not None:
-            not_barred = ~barred[1][..., None] | (jnp.arange(logits.shape[-1]) != barred[0])
-            allowed = not_barred if allowed is None else allowed & not_barred
         normalizer = jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1, keepdims=True)
         masked = mask_logits(logits, banned=banned, allowed=allowed)
         best_logits, tokens = top_k(masked if discount is None else masked - discount[:, None, :], count)
@@ -57,9 +51,7 @@ def top_candidates(
     return jnp.where(jnp.isnan(log_probs), -jnp.inf, log_probs), tokens
 
 
-def _top_of_chunks(
-    logits: Array, count: int, banned: tuple[int, ...], barred: tuple[int, Array] | None
-) -> tuple[Array, Array]:
+def _top_of_chunks(logits: Array, count: int, banned: tuple[int, ...]) -> tuple[Array, Array]:
     """Compute `top_candidates` for few excluded ids: reads the logits twice and writes no copy of them.
 
     The maxima of the chunks also serve the sum of exponentials, and excluded ids are masked only in the few
@@ -72,25 +64,15 @@ def _top_of_chunks(
     permitted = np.arange(num_chunks * length) < size
     permitted[[token for token in banned if 0 <= token < size]] = False
     permitted = permitted.reshape(num_chunks, length)
-    partly_excluded = {*np.flatnonzero(~permitted.all(axis=-1)).tolist()}
-    if barred is not None:
-        partly_excluded.add(barred[0] // length)
-    partial = np.array(sorted(partly_excluded), np.int32)
-
-    def mask_chunks(values: Array, indices: Array | np.ndarray) -> Array:
-        """Mask excluded ids with -inf in chunks [..., C, L], whose indices are [..., C] or [C]."""
-        masked = jnp.where(jnp.asarray(permitted)[indices], values, -jnp.inf)
-        if barred is None:
-            return masked
-        ids = indices[..., None] * length + np.arange(length)
-        return jnp.where((ids == barred[0]) & barred[1][..., None, None], -jnp.inf, masked)
-
+    partial = np.flatnonzero(~permitted.all(axis=-1)).astype(np.int32)
     largest = maxima_of_chunks(chunks)
     top = largest.max(axis=-1)
     normalizer = top + jnp.log(jnp.exp(chunks - top[..., None, None]).sum(axis=(-1, -2)))
-    largest = largest.at[..., partial].set(mask_chunks(chunks[..., partial, :], partial).max(axis=-1))
+    partly = jnp.where(permitted[partial], chunks[..., partial, :], -jnp.inf)
+    largest = largest.at[..., partial].set(partly.max(axis=-1))
     _, chosen = jax.lax.top_k(largest, count)  # [..., C]
-    masked = mask_chunks(jnp.take_along_axis(chunks, chosen[..., None], axis=-2), chosen)
+    kept = jnp.take_along_axis(chunks, chosen[..., None], axis=-2)
+    masked = jnp.where(jnp.asarray(permitted)[chosen], kept, -jnp.inf)
     best, tokens = _top_of_chosen(masked, chosen, count)
     return best - normalizer[..., None], jnp.minimum(tokens, size - 1)
 

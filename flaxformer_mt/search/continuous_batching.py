@@ -73,11 +73,8 @@ def unpack(state: State) -> State:
 def find_layout(start: Callable[..., State], *arguments: Any, pad_id: int) -> StateLayout:
     """Derive the layout of states from the changes of their shapes with source length and token capacity.
 
-    Args:
-      start: returns a packed state for a source length, a token capacity and the arguments; only its shapes
-        are evaluated. The rows of its cache have a start step each (`Cache.start_steps`).
-      arguments: arrays or their shapes.
-      pad_id: fill value of the tokens.
+    `start` returns a packed state for a source length, a token capacity and the arguments, of which only
+    shapes are evaluated. The rows of its cache have a start step each (`Cache.start_steps`).
     """
     sizes = ((_SHORT, _SHORT), (_LONG, _SHORT), (_SHORT, _LONG))
     shapes = [jax.eval_shape(functools.partial(start, *size), *arguments) for size in sizes]
@@ -198,10 +195,7 @@ class _Queue(NamedTuple):
 def begin_lines(task: Search, cache: Cache, lines: Lines) -> State:
     """Return the packed state of waiting lines before their first token.
 
-    Args:
-      task: with a capacity of one token (max_length 1).
-      cache: with a capacity of one token, of one beam.
-      lines: max_lengths are those of the whole search.
+    Task and cache have a capacity of one token, the cache one beam; max_lengths are of the whole search.
     """
     cache = cache._replace(start_steps=jnp.zeros(lines.max_lengths.shape, jnp.int32))
     if cache.ancestors is not None:
@@ -254,8 +248,7 @@ def search_queue(
     steps 0 to 2; row 1 searches line 1 in step 0, line 2 in step 1, and line 3 in steps 2 and 3.
 
     Args:
-      state: packed [R, ...]; see `empty_rows`.
-      lines: packed [M, ...]; see `begin_lines` and `take_first_step`.
+      state, lines: packed [R, ...] and [M, ...]; see `empty_rows` and `take_first_step`.
       count: number of lines in the queue; the other rows of `lines` are padding.
       final_free_rows: number of free rows at which the search ends once no line waits.
       refill: number of free rows that are refilled together.
@@ -379,12 +372,8 @@ def begin_prefixed_lines(
 ) -> State:
     """Return the packed state of waiting lines after their prefixes, from the pass over `align_prefixes`.
 
-    Args:
-      task: with a capacity of P + 1 tokens.
-      cache: after the pass, of one beam; all beams of a line continue from it.
-      lines: max_lengths are those of the whole search.
-      logits: [B, P, V], from which each token of the prefixes was predicted.
-      attention: [B, P, S], if there is a coverage penalty.
+    The task has a capacity of P + 1 tokens; all beams of a line continue from the one of the cache after the
+    pass. Logits are [B, P, V], from which each token of the prefixes was predicted, and attention [B, P, S].
     """
     symbols, length = task.symbols, logits.shape[1]
     prefixes, _, starts = align_prefixes(lines.prefixes, bos_id=symbols.bos_id, pad_id=symbols.pad_id)

@@ -11,11 +11,7 @@ from flaxformer_mt.shapes import Array, Cache
 
 
 def ensemble_caches(caches: Sequence[Cache]) -> Cache:
-    """Combine the caches of the members into one; either all members follow `ancestors` or none does.
-
-    Raises:
-      ValueError: only some of the caches have `ancestors`.
-    """
+    """Combine the caches of the members into one; either all members follow `ancestors` or none does."""
     first = caches[0]
     if len({cache.ancestors is None for cache in caches}) > 1:
         raise ValueError("only some of the caches have ancestors; give ancestors to all members or to none")
@@ -28,9 +24,6 @@ def average_logits(logits: Sequence[Array]) -> Array:
 
     This is a geometric mean of probabilities, which the search normalizes to a distribution: a token that one
     member excludes is excluded.
-
-    Raises:
-      UserError: the members' vocabularies differ in size.
     """
     sizes = [each.shape[-1] for each in logits]
     if len(set(sizes)) > 1:

@@ -11,7 +11,6 @@ from flaxformer_mt.search.penalties import length_penalty
 from flaxformer_mt.search.token_rules import (
     allowed_tokens,
     banned_tokens,
-    barred_or_allowed,
     expand_to_vocabulary,
     needs_mask,
     original_ids,
@@ -73,11 +72,7 @@ def keep_likely(masked: Array, options: SearchConfig) -> tuple[Array, Array | No
 
 
 def start_paths(task: Task, cache: Cache, lines: Lines) -> State:
-    """Return the state before the first token: W paths per line, or one path for greedy search.
-
-    Raises:
-      ValueError: sampling without seeds, or required sequences, which only beam search supports.
-    """
+    """Return the state before the first token: W paths per line, or one path for greedy search."""
     if task.options.method == "sample" and lines.seeds is None:
         raise ValueError("sampling needs a seed for each line: Lines(..., seeds=...)")
     if lines.required is not None:
@@ -129,14 +124,12 @@ def _choose(task: Task, state: State, logits: Array) -> tuple[Array, Array]:
     """
     if task.options.method == "sample" or needs_mask(task, state):
         task, logits = expand_to_vocabulary(task, state.lines, logits)
-    banned = banned_tokens(task, state)
+    banned, allowed = banned_tokens(task, state), allowed_tokens(task, state, logits.shape[-1])
     if task.options.method == "greedy":
-        barred, allowed = barred_or_allowed(task, state, logits.shape[-1])
-        best, tokens = top_candidates(logits, count=1, banned=banned, barred=barred, allowed=allowed)
+        best, tokens = top_candidates(logits, count=1, banned=banned, allowed=allowed)
         return best[:, :, 0], original_ids(task, state.lines, tokens[:, :, 0])
     assert state.lines.seeds is not None
     logits = jnp.broadcast_to(logits, (*state.last.shape, logits.shape[-1]))
-    allowed = allowed_tokens(task, state, logits.shape[-1])
     masked = mask_logits(logits, banned=banned, allowed=allowed)
     keys = make_keys(state.lines.seeds, task.width)
     tokens = draw_tokens(masked, keys, state.prefix_lengths, task.options)
@@ -149,16 +142,12 @@ def _choose(task: Task, state: State, logits: Array) -> tuple[Array, Array]:
 def finish_paths(task: Task, state: State) -> SearchResult:
     """Return the paths, best first."""
     assert state.lengths is not None
-    # A search that is stopped early has paths that have not ended.
-    lengths = jnp.where(
-        (state.lengths == 0) & ~state.done[:, None], state.prefix_lengths[:, None], state.lengths
-    )
     exists = ~jnp.isneginf(state.log_probs)
     result = SearchResult(
         tokens=jnp.where(exists[:, :, None], state.in_order(state.tokens), task.symbols.pad_id),
-        scores=state.log_probs / length_penalty(lengths, task.options),
+        scores=state.log_probs / length_penalty(state.lengths, task.options),
         log_probs=state.log_probs,
-        lengths=jnp.where(exists, lengths, 0),
+        lengths=jnp.where(exists, state.lengths, 0),
     )
     if task.width == 1:
         return result

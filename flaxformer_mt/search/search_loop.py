@@ -1,4 +1,4 @@
-"""The search loop: one compiled loop for every method, run to its end or in segments."""
+"""The search loop: one compiled loop for every method."""
 
 from dataclasses import dataclass
 
@@ -9,24 +9,13 @@ from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import check_n_best, check_search
 from flaxformer_mt.search.beam import advance_beams, finish_beams, start_beams
 from flaxformer_mt.search.sampling import advance_paths, finish_paths, start_paths
-from flaxformer_mt.search.types import (
-    AttentionOf,
-    Lines,
-    NextLogits,
-    SearchResult,
-    State,
-    Symbols,
-    Task,
-)
-from flaxformer_mt.shapes import Array, Cache
+from flaxformer_mt.search.types import AttentionOf, Lines, NextLogits, SearchResult, State, Symbols, Task
+from flaxformer_mt.shapes import Cache
 
 
 @dataclass(frozen=True)
 class Search(Task):
-    """A search that can be run in segments: `start`, then `run` as often as needed, then `finish`.
-
-    Between segments, `take_rows` may reduce the state to the sentences that are not done, and leaves of the
-    cache may be enlarged. All three methods may be traced or called eagerly.
+    """A search: `start`, then `step` until all sentences are done, then `finish`.
 
     Raises:
       UserError: invalid options, or an n_best above the number of hypotheses that the search keeps.
@@ -52,16 +41,6 @@ class Search(Task):
     def step(self, state: State) -> State:
         """Extend every sentence that is not done by one token."""
         return (advance_beams if self.options.method == "beam" else advance_paths)(self, state)
-
-    def run(self, state: State, *, steps: int | None = None) -> State:
-        """Run until every sentence is done, or for at most `steps` steps."""
-        end = None if steps is None else state.step + steps
-
-        def unfinished(state: State) -> Array:
-            any_active = ~jnp.all(state.done)
-            return any_active if end is None else any_active & (state.step < end)
-
-        return jax.lax.while_loop(unfinished, self.step, state)
 
     def finish(self, state: State) -> SearchResult:
         """Return the best hypotheses of a state: final if every sentence is done, otherwise those so far."""
@@ -100,4 +79,5 @@ def search(
       UserError: invalid options or n_best.
     """
     task = Search(next_logits, options, symbols, max_length, n_best, attention_of)
-    return task.finish(task.run(task.start(cache, lines)))
+    state = jax.lax.while_loop(lambda state: ~jnp.all(state.done), task.step, task.start(cache, lines))
+    return task.finish(state)

@@ -40,23 +40,11 @@ def allowed_tokens(task: Task, state: State, size: int) -> Array | None:
     return allowed
 
 
-def barred_or_allowed(task: Task, state: State, size: int) -> tuple[tuple[int, Array] | None, Array | None]:
-    """Return the constraints as `top_candidates` takes them: one barred id, or else a mask of allowed tokens.
-
-    A minimum length needs no mask of the whole vocabulary: if it is the only constraint, eos is barred for
-    the lines [B, 1] that are too short to end.
-    """
-    lines = state.lines
-    if lines.min_lengths is None or needs_mask(task, state):
-        return None, allowed_tokens(task, state, size)
-    eos = task.symbols.eos_id if task.shortlists is None else 0
-    return (eos, (state.prefix_lengths + 1 < lines.min_lengths)[:, None]), None
-
-
 def needs_mask(task: Task, state: State) -> bool:
     """Return whether a line has a constraint that needs a mask of the whole vocabulary."""
     lines = state.lines
-    return lines.prefixes is not None or state.met is not None or find_unrepeated(task) > 0
+    constrained = lines.prefixes is not None or lines.min_lengths is not None or state.met is not None
+    return constrained or find_unrepeated(task) > 0
 
 
 def find_unrepeated(task: Task) -> int:

@@ -203,10 +203,7 @@ def empty_prefixes(task: Task, cache: Cache, lines: Lines, log_probs: Array) -> 
 
 
 def take_rows(state: State, rows: Array) -> State:
-    """Return the state of the sentences `rows` [N], in that order, for example of those that are not done.
-
-    Rows [2 0] of a state of three sentences give the third sentence, then the first.
-    """
+    """Return the state of the sentences `rows` [N]: [2 0] gives the third sentence, then the first."""
     return jax.tree.map(lambda leaf: leaf[rows] if leaf.ndim else leaf, state)
 
 

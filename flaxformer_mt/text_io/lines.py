@@ -158,12 +158,8 @@ def take_windows(
 ) -> Iterator[list[Item]]:
     """Yield windows of `size` items; fewer at the end, and where the next one is not ready.
 
-    What goes wrong with an item is raised after the items before it.
-
-    Args:
-      is_ready: tells whether the next item can be taken without long waiting, as
-        `ArrivingLines.is_ready`. A window of items that keep coming closes after five seconds. None: wait
-        for all items.
+    What goes wrong with an item is raised after the items before it. `is_ready` is as that of
+    `ArrivingLines`, and a window of items that keep coming closes after five seconds; None: all are ready.
     """
     problems: list[Exception] = []
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.field_values import at_least
-from flaxformer_mt.scoring.metrics import ScoreFilter, read_filters
+from flaxformer_mt.scoring.score_filters import ScoreFilter, read_filters
 from flaxformer_mt.unicode_text import find_script, is_blank, lacks_spaces
 
 # Lengths of sequences that count as repeated: of words, and of letters in scripts without spaces.
@@ -95,10 +95,8 @@ def write_table(
 ) -> dict[str, Any]:
     """Write the pairs that the rules keep; return what the report says of them, as JSON values.
 
-    Args:
-      pairs: (source, target) of each line, in order.
-      tag: symbol before each source, which the rules do not see.
-      weight: third column, the weight of each pair in the loss. None: two columns.
+    `tag` comes before each source, and the rules do not see it; `weight` is that of each pair in the loss, as
+    a third column.
     """
     filters = read_filters(rules.clean_scores, "--clean_scores")
     counts = dict.fromkeys(("lines", "pairs"), 0)

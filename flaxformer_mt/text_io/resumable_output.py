@@ -20,7 +20,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Self, get_origin, get_type_hints
+from typing import Any, BinaryIO, Self
 
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.files import read_json_object
@@ -63,28 +63,24 @@ def _show(values: Mapping[str, Any], name: str) -> str:
     return json.dumps(values[name], ensure_ascii=False) if name in values else "absent"
 
 
-def write_record(record: Record, file: Path) -> None:
-    """Replace the file by this record, on the disk, completely or not at all."""
-    write_atomically(file, f"{json.dumps(vars(record))}\n".encode(), sync=True)
+# The types of its values; numbers are not negative.
+_KINDS = {"origin": dict, "step": int, "lines": int, "bytes": int, "digest": str, "inputs": dict}
 
 
 def read_record(file: Path) -> Record:
-    """Read what `write_record` wrote. Raises ValueError, whose message says what is wrong with the file."""
+    """Read a record. Raises ValueError, whose message says what is wrong with the file."""
     try:
         found = read_json_object(file)
     except OSError as error:
         raise ValueError(f"{error.strerror}") from error
-    hints = get_type_hints(Record)
-    for name, hint in hints.items():
+    for name, kind in _KINDS.items():
         value: Any = found.get(name)
-        kind: type = get_origin(hint) or hint
-        is_negative = isinstance(value, int) and value < 0
-        if not isinstance(value, kind) or isinstance(value, bool) or is_negative:
+        if type(value) is not kind or (isinstance(value, int) and value < 0):
             raise ValueError(f"its {name} is {value!r}")
-    inputs = found["inputs"].items()
-    if wrong := [name for name, digest in inputs if not isinstance(digest, str)]:
-        raise ValueError(f"its inputs.{wrong[0]} is {found['inputs'][wrong[0]]!r}")
-    return Record(**{name: found[name] for name in hints})
+    for name, digest in found["inputs"].items():
+        if not isinstance(digest, str):
+            raise ValueError(f"its inputs.{name} is {digest!r}")
+    return Record(**{name: found[name] for name in _KINDS})
 
 
 # Bytes to read at a time for the digest of the existing output.
@@ -196,7 +192,8 @@ class ResumableOutput:
         lines = self._written
         inputs = {name: reader.digest(lines) for name, reader in self._readers.items()}
         num_bytes, digest = self._stream.tell() if lines else 0, self._hash.hexdigest()
-        write_record(Record(self._origin, self._step, lines, num_bytes, digest, inputs), file)
+        record = Record(self._origin, self._step, lines, num_bytes, digest, inputs)
+        write_atomically(file, f"{json.dumps(vars(record))}\n".encode(), sync=True)
 
     def _find_record(self) -> Record:
         """Return the record of the existing output, to which the output itself has been compared."""

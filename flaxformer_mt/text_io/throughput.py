@@ -34,13 +34,9 @@ class Throughput:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start the clock.
+        """Start the clock; `total` lines (None: unknown), of which an earlier run has `done` some.
 
-        Args:
-          total: the number of lines; None if unknown, and then the time left is omitted.
-          done: the number of lines that an earlier run finished.
-          quiet: print nothing, for example because the results are printed on the screen.
-          stream: None is standard error.
+        Nothing is printed if it is `quiet`, as where the results are printed on the screen.
         """
         self._total, self._done, self._clock = total, done, clock
         self._lines = self._tokens = 0
@@ -72,12 +68,9 @@ class Throughput:
         return now - self._last_shown >= (_EVERY_LIVE if self._stream.isatty() else _EVERY_PLAIN)
 
     def format(self, now: float, *, compiling: float | None = None) -> str:
-        """Format the counts and rates at time `now`, in seconds of the clock.
+        """Return the counts and rates at a time, until which so many seconds were compilation (None: all).
 
-        compiling: the seconds of compilation until then; None: all.
-
-        Example:
-          12,288/1,000,000 lines | 410.2 lines/s | 6,210 target tokens/s | compile/load 0:12 | 40:12 left
+        12,288/1,000,000 lines | 410.2 lines/s | 6,210 target tokens/s | compile/load 0:12 | 40:12 left
         """
         compiling = self._compile_clock.compiling() if compiling is None else compiling
         working = max(1e-9, now - self._start - compiling)

@@ -20,12 +20,9 @@ _LITTLE = 1e-3
 
 
 def align_pieces(weights: Array) -> Alignment:
-    """Align each target piece with the source piece of the largest weight.
+    """Align each target piece with the source piece of its largest weight in [T, S], without eos.
 
     Weights [[.1 .9] [.8 .2]] give (1, 0), (0, 1): target piece 0 attends most to source piece 1.
-
-    Args:
-      weights: attention weights [T, S], without eos.
     """
     if not all(weights.shape):
         return ()
@@ -35,13 +32,10 @@ def align_pieces(weights: Array) -> Alignment:
 def weigh_down_marks(
     weights: Array, source: tuple[Sequence[str], Sequence[int]], target: tuple[Sequence[str], Sequence[int]]
 ) -> np.ndarray:
-    """Return the weights with little left of those of punctuation marks that are a part of a longer word.
+    """Return weights [T, S] with little left of those of punctuation marks that are a part of a longer word.
 
-    In "sleeps?" the mark attends to that of the source, which may be a part of another word.
-
-    Args:
-      weights: attention weights [T, S], without eos.
-      source, target: the pieces, and the index of the word of each piece.
+    In "sleeps?" the mark attends to that of the source, which may be a part of another word. Of source and
+    target, the pieces and the index of the word of each piece are given.
     """
     factors = []
     for pieces, words in (target, source):
@@ -57,14 +51,10 @@ def align_words(
 ) -> Alignment:
     """Align each target word with the source word of the largest weight, in the order of target words.
 
-    The weight of a source word is the sum over its pieces; the weight for a target word is the mean over its
+    Given are weights [T, S] and the index of the word of each piece, as `number_pieces` returns it. The
+    weight of a source word is the sum over its pieces; the weight for a target word is the mean over its
     pieces. With `cover`, each source word that no target word is aligned with is aligned with the target word
     of the largest weight.
-
-    Args:
-      weights: attention weights [T, S], without eos.
-      source_words: index of the word of each source piece, as `vocab.words.find_words` returns it.
-      target_words: index of the word of each target piece.
     """
     if not all(weights.shape):
         return ()
@@ -146,10 +136,7 @@ def add_attention(
 ) -> Translation:
     """Return the hypothesis with the alignment and the attention weights that the segment asks for.
 
-    Both are without eos and added pieces, which are not part of the text.
-
-    Args:
-      attention: weights [T, S] of the tokens of the hypothesis over those of the source.
+    From the weights [T, S] of its tokens; both are without eos and added pieces, which are no text.
     """
     annotations, source = segment.annotations, np.asarray(segment.ids)
     target = np.asarray(hypothesis.tokens, np.int32)

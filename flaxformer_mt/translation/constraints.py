@@ -7,7 +7,6 @@ from flaxformer_mt.corpus.sentence_split import split_sentences
 from flaxformer_mt.decoding.search_inputs import Sentence
 from flaxformer_mt.errors import UserError, suggest
 from flaxformer_mt.search import Symbols
-from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.result import Translation, check_phrases
 from flaxformer_mt.translation.segments import Segment, Step, group_by_line
 from flaxformer_mt.vocab import Vocab
@@ -30,21 +29,14 @@ def check_constraints(search: SearchConfig) -> None:
 
 
 class Constraints(Step):
-    """Makes the sentences that are searched: ids of the source, and what their translations must contain.
-
-    The sentences of a prefix belong to those of the line, and a target of the glossary is required of the
-    part that has its term; a term that is in two parts, as the line was too long, is required of none.
-    """
+    """Makes the sentences that are searched: ids of the source, and what their translations must contain."""
 
     def __init__(
         self, vocab: Vocab, search: SearchConfig, check: Callable[[Sentence, str], None], *, limited: bool
     ) -> None:
-        """Store what all lines have in common.
+        """Store the vocabulary of the targets, and what raises UserError for constraints that cannot be met.
 
-        Args:
-          vocab: of the targets.
-          check: raises UserError for constraints that cannot be met; gets the name of the line too.
-          limited: whether more, or longer, phrases than a server takes are refused.
+        `limited`: whether more, or longer, phrases than a server takes are refused.
         """
         self._vocab, self._search, self._check, self._limited = vocab, search, check, limited
 
@@ -54,12 +46,12 @@ class Constraints(Step):
             if request.phrases or request.glossary is not None:
                 check_constraints(self._search)
             prefixes = share_prefix(request.prefix, len(parts), language=line.target_language)
-            targets = [_find_targets(request.glossary, part.text) for part in parts]
+            targets, divided = [list[str]() for _ in parts], list[str]()
+            if request.glossary is not None:
+                targets, divided = request.glossary.share_targets(line.line, [part.text for part in parts])
             for number, part in enumerate(parts):
                 part.number = number
                 part.sentence = self._constrain(part, prefixes[number], [*targets[number], *request.phrases])
-            required = set[str]().union(*targets)
-            divided = [one for one in _find_targets(request.glossary, line.line) if one not in required]
             if divided:
                 line.memory[self] = divided
         return segments
@@ -102,11 +94,6 @@ class Constraints(Step):
                 f"takes at most {_MOST_PHRASES} of {_MOST_TOKENS}: give fewer or shorter ones"
             )
         return tuple(tokenized)
-
-
-def _find_targets(glossary: Glossary | None, text: str) -> list[str]:
-    """Return the different translations of the terms in a text."""
-    return list(dict.fromkeys(term.target for term in glossary.find(text))) if glossary else []
 
 
 def share_prefix(prefix: str, count: int, *, language: str) -> list[str]:

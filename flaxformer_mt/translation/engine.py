@@ -14,10 +14,10 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.decoding.search_inputs import Sentence
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.text_io.lines import format_line_numbers, take_windows
+from flaxformer_mt.translation.join_sentences import join_parts
 from flaxformer_mt.translation.requests import Answer, Request, check_lines
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.segments import Segment, Step
-from flaxformer_mt.translation.sentences import join_parts
 from flaxformer_mt.vocab import Vocabs
 
 _NOT_NUMBERS = "the model's scores are not numbers (NaN)"
@@ -35,28 +35,17 @@ class Backend(Protocol):
     """Translates segments, of which it reads ids, constraints and what is asked for besides."""
 
     @property
-    def most_hypotheses(self) -> int:
-        """The largest n_best."""
-
-    @property
     def has_full_call(self) -> bool:
         """Whether `step(more=True)` may have something to do."""
 
-    @property
-    def num_active(self) -> int:
-        """Number of segments on the device; may be asked by any thread."""
-
-    def check_request(self, request: Request) -> None:
-        """Raise UserError for what the search cannot be asked."""
+    def check_request(self, request: Request) -> None: ...
 
     def check_sentence(self, sentence: Sentence, name: str) -> None:
         """Raise UserError for constraints that cannot be met; `name` is that of the line."""
 
-    def submit(self, segments: Sequence[Segment], *, n_best: int) -> None:
-        """Add segments."""
+    def submit(self, segments: Sequence[Segment], *, n_best: int) -> None: ...
 
-    def cancel(self, segment: Segment) -> None:
-        """Remove a segment, if it is there."""
+    def cancel(self, segment: Segment) -> None: ...
 
     def step(self, *, more: bool = False) -> list[tuple[Segment, Translation | Exception]]:
         """Continue the work; return what is done, in any order. `more`: see `Engine.step`."""
@@ -64,8 +53,7 @@ class Backend(Protocol):
     def __len__(self) -> int:
         """Return the number of segments that are not done."""
 
-    def describe(self) -> dict[str, Any]:
-        """Return what translations depend on, as JSON values."""
+    def describe(self) -> dict[str, Any]: ...
 
 
 class Engine:
@@ -83,9 +71,8 @@ class Engine:
     ) -> None:
         """Start without requests.
 
-        Args:
-          apart: whether a step divides lines into sentences, for engines that translate further.
-          arriving: whether requests arrive while others are translated; then one that fails is answered so.
+        `apart`: whether a step divides lines into sentences, for engines that translate further. `arriving`:
+        whether requests arrive while others are translated; then one that fails is answered so.
         """
         self.backend: Any = backend
         self.config, self.vocabs, self.apart = config, vocabs, apart
@@ -151,9 +138,7 @@ class Engine:
     def step(self, *, more: bool = False) -> list[Answer]:
         """Continue the work; return the answers that are ready, in any order.
 
-        Args:
-          more: whether more requests will be submitted soon. If so, the engine works only while the
-            submitted requests fill the device.
+        If `more` requests will be submitted soon, it works only while those so far fill the device.
         """
         answers: list[Answer] = []
         for part, result in self.backend.step(more=more):
@@ -205,12 +190,8 @@ class Engine:
         """Yield the translations of each window of requests, in order.
 
         The requests of a window share batches with each other alone, so that its results depend on nothing
-        else. While it is searched, another thread reads the rest of it and, with `ahead`, the next one.
-
-        Args:
-          ahead: whether the next window is taken while one is searched: not if it may be long in coming, or
-            depends on the results before.
-          warn: receives the warnings about each window.
+        else. While it is searched, another thread reads the rest of it and, with `ahead`, the next one, which
+        must neither be long in coming nor depend on the results before.
         """
         reader = ThreadPoolExecutor(1, thread_name_prefix="read")  # has no thread before it has work
         reading = (self._begin_to_read(window, reader) for window in windows)
@@ -242,7 +223,6 @@ class Engine:
         return [reader.submit(self.read, chunk).result for chunk in chunks]
 
     def __len__(self) -> int:
-        """Return the number of requests that are not answered."""
         return len(self._lines)
 
     def take_warnings(self) -> list[str]:

@@ -1,8 +1,8 @@
-"""Glossaries: terms with their translations, and where they are in a text; constraints.py requires them."""
+"""Glossaries: terms with their translations, where a text has them, and which part of it must have them."""
 
 import functools
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -109,6 +109,16 @@ class Glossary:
                 taken.update(range(start, end))
                 terms.append(Term(spans[start][0], spans[end - 1][1], target))
         return sorted(terms)
+
+    def share_targets(self, line: str, parts: Sequence[str]) -> tuple[list[list[str]], list[str]]:
+        """Return the different translations that each part of a line must contain, and those that none must.
+
+        The latter are of terms that are in two parts, as the line was too long.
+        """
+        shares = [list(dict.fromkeys(term.target for term in self.find(part))) for part in parts]
+        required = set[str]().union(*shares)
+        targets = dict.fromkeys(term.target for term in self.find(line))
+        return shares, [target for target in targets if target not in required]
 
     @functools.cached_property
     def _targets(self) -> dict[str, str]:

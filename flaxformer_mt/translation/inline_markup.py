@@ -150,12 +150,7 @@ def _find_spellings(texts: Sequence[str]) -> dict[str, str]:
 
 
 def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
-    """Take the markup out of a line.
-
-    Args:
-      in_document: whether the line is part of a document, whose text is escaped. If not, it is taken for such
-        a line if it has an entity.
-    """
+    """Take the markup out of a line; text is escaped in a document, and in a line that has an entity."""
     escaped = in_document or unescape(line) != line
     root = _Item("", 0, "")
     open_items, text, last, every = [root], "", 0, list[_Item]()
@@ -168,9 +163,8 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
         element = _NUMBER.sub("", name)
         beside_link = element == "a" and not match["close"] and link_end == match.start()
         following = line[last : last + 1]
-        between = text and not text[-1].isspace() and following and not following.isspace()
-        if between and (element in _BLOCKS or beside_link):  # between two words
-            text += " "
+        if element in _BLOCKS or beside_link:
+            text += " " if text[-1:].strip() and following.strip() else ""  # between two words
         if match["close"] and name in [item.name for item in open_items]:
             while open_items[-1].name != name:
                 _make_point(open_items)
@@ -270,12 +264,9 @@ def _take_space(item: _Item, text: str, line: str, last: int, around: _Item) -> 
 
 
 def put_back(marked: MarkedLine, text: str, alignment: Alignment, starts: Sequence[int] = ()) -> str:
-    """Put the markup of a line into its translation.
+    """Put the markup of a line into its translation, whose words are aligned with those of the line.
 
-    Args:
-      text: the translation of `marked.text`.
-      alignment: pairs of words of both.
-      starts: where the translations of sentences start in `text`, if they were translated apart.
+    `starts`: where the translations of sentences start in `text`, if they were translated apart.
     """
     if not marked.items:
         return _spell(marked, text)
@@ -318,7 +309,6 @@ class _Layout:
         self.cursor = 0
 
     def write(self) -> str:
-        """Return the translation with the markup."""
         self._write_items(self.marked.items, 0, len(self.target))
         self._copy(len(self.text))
         return "".join(self.parts)

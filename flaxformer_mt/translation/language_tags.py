@@ -146,12 +146,7 @@ def choose_line_tags(
 
 
 def check_language(language: str, flag: str, data: DataConfig, vocab_tags: Mapping[str, int]) -> None:
-    """Check that a pretrained model has a tag for a language.
-
-    Args:
-      flag: that names the language, for the message.
-      vocab_tags: the tags of the model's vocabulary.
-    """
+    """Check that the vocabulary of a pretrained model has a tag for the language that a flag names."""
     try:
         tag = spell_tag(data.tag_style, language)
     except UserError as error:

@@ -20,10 +20,9 @@ _KNOWN = 0.005
 
 
 def choose_cases(capitals: Capitals, shares: Mapping[str, float] | None) -> frozenset[str]:
-    """Return the letter cases (of `CASES`) that are changed.
+    """Return the letter cases (of `CASES`) that are changed, by their shares of the training lines.
 
-    Args:
-      shares: of the training lines in each letter case. None: unknown; then `auto` changes none.
+    None: unknown; then `auto` changes none.
     """
     known = shares if capitals == "auto" else dict.fromkeys(CASES, 0.0 if capitals == "always" else 1.0)
     return frozenset(case for case, share in (known or {}).items() if share < _KNOWN)

@@ -41,17 +41,14 @@ def _count_overlaps(bags: Sequence[Iterable[str]]) -> tuple[np.ndarray, np.ndarr
     return np.array(list(map(len, places))), (matrix @ matrix.T).astype(np.int64)
 
 
-def _ngrams(text: str, order: int) -> list[str]:
-    return [text[start : start + order] for start in range(len(text) - order + 1)]
-
-
 def score_chrf(texts: Sequence[str]) -> Float[np.ndarray, "N N"]:
     """Return the chrF of each text, from 0 to 100, with each text as its reference: 6-grams, beta 2."""
     joined = ["".join(text.split()) for text in texts]
     shape = (len(texts), len(texts))
     precision, recall, orders = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     for order in _CHRF_ORDERS:
-        sizes, shared = _count_overlaps([_ngrams(text, order) for text in joined])
+        ngrams = [[text[n : n + order] for n in range(len(text) - order + 1)] for text in joined]
+        sizes, shared = _count_overlaps(ngrams)
         counted = (sizes[:, None] > 0) & (sizes[None, :] > 0)
         at_least_1 = np.maximum(sizes, 1)
         precision += np.where(counted, shared / at_least_1[:, None], 0.0)
@@ -136,12 +133,8 @@ def choose_candidates(
 ) -> list[Translation]:
     """Return the candidates of different texts, the highest expected utility first, which is their score.
 
-    Of equal texts the first candidate stands for all; of equal utilities, the earlier text comes first.
-
-    Args:
-      candidates: at least one.
-      utilities: those of `distinct_texts`.
-      by_probability: weigh the candidates as references by their probabilities; otherwise equally.
+    Of equal texts the first candidate stands for all; of equal utilities (those of `distinct_texts`), the
+    earlier text comes first. As references, candidates count by their probabilities, or equally.
     """
     first: dict[str, int] = {}
     for number, candidate in enumerate(candidates):

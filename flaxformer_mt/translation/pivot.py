@@ -3,9 +3,8 @@
 import collections
 import dataclasses
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import Direction, find_directions
@@ -14,7 +13,6 @@ from flaxformer_mt.translation.engine import Engine, Progress
 from flaxformer_mt.translation.inline_markup import put_back_all, take_out
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Alignment, Translation, rank
-from flaxformer_mt.vocab import Vocabs
 
 # From the source to the pivot language, and from there to the target.
 Directions = tuple[Direction, Direction]
@@ -135,7 +133,8 @@ def choose_pivot(
     )
 
 
-class PivotEngines(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class PivotEngines:
     """Two engines of which the second translates the translations of the first."""
 
     first: Engine
@@ -175,13 +174,8 @@ class PivotEngines(NamedTuple):
                 on_progress(lines=len(joined), tokens=sum(len(one.tokens) for one in joined))
             yield joined
 
-    @property
-    def vocabs(self) -> Vocabs:
-        return self.second.vocabs
-
-    @property
-    def counts(self) -> Counter[str]:
-        return self.first.counts + self.second.counts
+    vocabs = property(lambda self: self.second.vocabs)
+    counts = property(lambda self: self.first.counts + self.second.counts)
 
     def describe(self) -> dict[str, Any]:
         then = self.second.describe()

@@ -58,12 +58,10 @@ def make_requests(
     documents: Documents | None = None,
     **fields: Any,
 ) -> Iterator[Request]:
-    """Yield a request for each line, whose number is its seed.
+    """Yield a request for each line, whose number is its seed; `fields` are those of all requests.
 
-    Args:
-      constraints: what messages call a field of requests, and its value of each line. None: the default.
-      documents: what `lines` come from, if they have lines before them.
-      fields: of all requests.
+    `constraints` are what messages call a field, and its value of each line (None: the default); `documents`
+    what the lines come from, if they have lines before them.
     """
     columns = {
         name: (what, iter(values)) for name, (what, values) in constraints.items() if values is not None

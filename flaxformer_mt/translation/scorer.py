@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,38 +17,20 @@ from flaxformer_mt.config.checks import check_n_best
 from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, Pair, PairScore
 from flaxformer_mt.errors import UserError, warn_user
-from flaxformer_mt.runs.load_run import TrainedModel, Warn
+from flaxformer_mt.runs.load_run import Warn
 from flaxformer_mt.text_io.lines import format_line_numbers, take_windows
 from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
 from flaxformer_mt.translation.requests import Request, check_lines
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.translator import Translator, load_translator
-from flaxformer_mt.vocab import Vocabs
 
 
 class Scorer:
     """Scores translations, or the text of a language model, with one model and its vocabularies."""
 
-    def __init__(
-        self,
-        config: Config,
-        params: Any,
-        vocabs: Vocabs,
-        *,
-        checkpoint: str = "",
-        long_lines: Literal["refuse", "cut"] = "refuse",
-        warn: Warn = warn_user,
-    ) -> None:
-        """Place the parameters on the device; `config.search` gives the length and coverage penalties.
-
-        Args:
-          checkpoint: name of the checkpoint that the parameters come from, for reports.
-          long_lines: refuse: a line that is too long raises UserError; cut: only its beginning is scored.
-          warn: receives one warning per call or window that names the lines that were cut.
-        """
-        options = LoadOptions(long_lines="cut" if long_lines == "cut" else "split", use_all_devices=False)
-        trained = TrainedModel(config, vocabs, params, checkpoint, {})
-        self._model, self._long_lines = Translator(trained, options, warn=warn), long_lines
+    def __init__(self, model: Translator, *, cuts_lines: bool = False) -> None:
+        """`cuts_lines`: whether of a line that is too long the beginning is scored; else it is an error."""
+        self._model, self._cuts_lines = model, cuts_lines
 
     config = property(lambda self: self._model.config, doc="The config that the model was trained with.")
     checkpoint = property(lambda self: self._model.checkpoint)
@@ -76,11 +58,8 @@ class Scorer:
           options, changes: see `Translator.load`; scoring uses one device. With long_lines="cut", only the
             beginning of a line that is too long is scored; otherwise such a line raises UserError.
         """
-        scorer = cls.__new__(cls)
-        options = dataclasses.replace(options or LoadOptions(), **changes)
-        scorer._model = load_translator(run_dir, dataclasses.replace(options, use_all_devices=False), warn)
-        scorer._long_lines = "cut" if options.long_lines == "cut" else "refuse"
-        return scorer
+        options = dataclasses.replace(options or LoadOptions(), **{**changes, "use_all_devices": False})
+        return cls(load_translator(run_dir, options, warn), cuts_lines=options.long_lines == "cut")
 
     def score(
         self,
@@ -154,16 +133,13 @@ class Scorer:
         for (side, own), longest in zip(ids.items(), find_longest(self.config), strict=True):
             cut[side] = [index for index, tokens in enumerate(own) if len(tokens) > longest]
             numbers = [first_line + index for index in cut[side]]
-            if numbers and self._long_lines != "cut":
+            if numbers and not self._cuts_lines:
                 remedy = " (the command score has --long_lines=cut for its beginning)"
                 raise UserError(too_long(side, numbers, longest) + remedy)
-            for index in cut[
-                side
-            ]:  # a source ends in eos; a cut target has not ended, so it is scored without
-                beginning = own[index][: longest - (side == "source")]
-                own[index] = (
-                    np.append(beginning, self.vocabs.source.eos_id) if side == "source" else beginning
-                )
+            for index in cut[side]:
+                own[index] = own[index][:longest]
+                if side == "source":  # ends in eos; a cut target has not ended, so it is scored without
+                    own[index] = np.append(own[index][:-1], self.vocabs.source.eos_id)
             if numbers:
                 named = format_line_numbers(numbers)
                 self._model.warn(

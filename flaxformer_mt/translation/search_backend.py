@@ -48,13 +48,10 @@ class SearchBackend:
         describe: Callable[[], dict[str, Any]],
         arriving: bool,
     ) -> None:
-        """Start without segments.
+        """Start without segments; `params` are those of each model.
 
-        Args:
-          params: those of each model.
-          describe: returns what translations depend on, but for devices and versions.
-          arriving: whether segments arrive while others are translated: steps are then short, and programs
-            few.
+        `describe` returns what translations depend on, but for devices and versions. `arriving`: whether
+        segments arrive while others are translated: steps are then short, and programs few.
         """
         self._engine, self._scorer, self._params, self._search = engine, scorer, params, search
         self._scheduler, self._describe, self._arriving = Scheduler(engine, params), describe, arriving
@@ -66,18 +63,9 @@ class SearchBackend:
         self._threads: ThreadPoolExecutor | None = None
         self._count = 0
 
-    @property
-    def most_hypotheses(self) -> int:
-        """The largest n_best."""
-        return search_width(self._search, 1)
-
-    @property
-    def num_active(self) -> int:
-        return self._scheduler.num_active
-
-    @property
-    def has_full_call(self) -> bool:
-        return self._scheduler.has_full_call
+    most_hypotheses = property(lambda self: search_width(self._search, 1), doc="The largest n_best.")
+    num_active = property(lambda self: self._scheduler.num_active)
+    has_full_call: Any = property(lambda self: self._scheduler.has_full_call)
 
     def __len__(self) -> int:
         return self._count
@@ -206,12 +194,7 @@ class SearchBackend:
 
 
 def read_results(results: Sequence[SearchResult], vocab: Vocab) -> list[Translation]:
-    """Return the best hypothesis of each sentence with its alternatives; `FAILED` if there is none.
-
-    Args:
-      results: the hypotheses [N, ...] of each sentence.
-      vocab: the target vocabulary.
-    """
+    """Return the best hypothesis of each sentence with its alternatives; `FAILED` if there is none."""
     found: list[list[tuple[int, list[int]]]] = []
     for result in results:
         tokens = result.tokens.tolist()

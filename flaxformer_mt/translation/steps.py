@@ -29,11 +29,7 @@ def make_steps(
 ) -> list[Step]:
     """Return the steps; of a language model, whose texts may begin with prefixes, constraints alone.
 
-    Args:
-      check, limited: see `Constraints`.
-      apart: whether lines are divided into sentences.
-      changed_cases: see `LetterCase`.
-      lines_have_tags: see `LanguageTags`.
+    The options are those of the steps; `apart`: whether lines are divided into sentences.
     """
     data, constraints = config.data, Constraints(vocabs.target, config.search, check, limited=limited)
     if not data.source_language:

@@ -85,10 +85,7 @@ def split_text(text: str, fits: Fits, *, language: str = "") -> list[str]:
     sentences. A sentence that is still too long is halved until its parts fit: after the clause that ends
     nearest to its middle, else between words, else between characters. A single character is a part even if
     it is too long. With at most three words in a part, "a b. c d, e f" gives "a b. ", "c d, " and "e f".
-
-    Args:
-      fits: returns whether a text, without white space at its ends, is short enough.
-      language: of the text, see `split_sentences`.
+    `fits` is asked for texts without white space at their ends.
     """
     if fits(text.strip()):
         return [text]

@@ -22,7 +22,7 @@ from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.corpus.documents import Documents, check_context
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, TokenScorer
-from flaxformer_mt.decoding.search_engine import SearchEngine
+from flaxformer_mt.decoding.search_engine import EngineOptions, SearchEngine
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.kernels.bfloat16 import cast_kernels
 from flaxformer_mt.kernels.int8 import quantize_matrix
@@ -58,11 +58,7 @@ _TABLES = (
 
 
 def quantize_params(params: Any) -> Any:
-    """Quantise all projections and the output layer of a model's parameters, with one subtree per layer.
-
-    Args:
-      params: nested dicts of float arrays, numpy's or JAX's; what is quantised becomes numpy's.
-    """
+    """Quantise all projections and the output layer of parameters, which have one subtree per layer."""
     leaves = flatten_tree(params)
     quantized = dict(leaves)
     for path, leaf in leaves.items():
@@ -82,15 +78,8 @@ def place_models(
 ) -> tuple[tuple[Any, ...], str]:
     """Cast or quantize the matrices of models, and put the parameters where programs expect them.
 
-    Returns the parameters of each model, and a digest of all of them if several processes hold them together,
-    which only these processes can compute together; otherwise an empty one.
-
-    Args:
-      models: parameters and config of each. Parameters may be None, and remain so.
-      spread, quantization: see `Translator`.
-
-    Raises:
-      UserError: quantized parameters would have to be split over devices.
+    Returns the parameters of each model (None remains None), and a digest of all of them if several processes
+    hold them together, which only these processes can compute together; otherwise an empty one.
     """
     if quantization and isinstance(spread, SplitParameters):
         raise UserError(
@@ -165,8 +154,7 @@ class Translator:
             the defaults.
           ensemble: further models, whose distributions of each token are averaged with those of this model.
           keep_programs: whether compiled programs are kept on disk.
-          warn: receives a warning per call or window that names the lines that were split or cut, failed, or
-            lack required phrases; and one when the device first runs out of memory.
+          warn: see `load`.
         """
         options = options or LoadOptions()
         config, vocabs = trained.config, trained.vocabs
@@ -188,17 +176,13 @@ class Translator:
         # Those of each model, the own ones first.
         self.all_params, self._digest = place_models(models, spread, options.quantization)
         self._with_options: dict[str, Translator] = {}
-        shortlist = options.shortlist
-        self._make_search(
-            spread=spread,
-            keep_programs=keep_programs,
-            shortlist=None if shortlist is None else Shortlist.read(shortlist, vocabs),
-            target_lengths=trained.target_lengths,
-        )
+        shortlist = None if options.shortlist is None else Shortlist.read(options.shortlist, vocabs)
+        self._computing = EngineOptions(spread, keep_programs, shortlist, trained.target_lengths)
+        self._make_search()
 
-    def _make_search(self, **options: Any) -> None:
+    def _make_search(self) -> None:
         """Make the search and the scorer for the search options of the config."""
-        config, vocabs, self._search_options = self.config, self.vocabs, options
+        config, vocabs = self.config, self.vocabs
         check_choice(config.search)
         longest = config.data.max_source_length if config.data.source_language else 0
         self.search = SearchEngine(
@@ -208,8 +192,8 @@ class Translator:
             sizes=(vocabs.source.size, vocabs.target.size),
             source_pad_id=vocabs.source.pad_id,
             longest_source=longest,
+            computing=self._computing,
             warn=lambda message: self.warn(message),
-            **options,
         )
         self.scorer = TokenScorer(
             self.models,
@@ -217,7 +201,7 @@ class Translator:
             vocabs,
             longest=(longest, self.search.lengths.longest_target or UNBOUNDED),
             warn=lambda message: self.warn(message),
-            spread=options["spread"],
+            spread=self._computing.spread,
         )
 
     def with_search(self, **changes: Any) -> "Translator":
@@ -240,7 +224,7 @@ class Translator:
                 check_search(config.search, model=model)
             other = copy.copy(self)
             other.config, other._with_options = config, {}
-            other._make_search(**self._search_options)
+            other._make_search()
             self._with_options[key] = other
         return self._with_options[key]
 
@@ -314,10 +298,9 @@ class Translator:
         return Engine(steps, backend, self.config, self.vocabs, apart=self._apart, arriving=arriving)
 
     def warm_up(self, *, n_best: int = 1) -> int:
-        """Compile all functions, for few lines and for many; return their number.
+        """Compile all functions, for few lines and for many, or load them from disk; return their number.
 
-        They are compiled in threads, one per core, or loaded from disk. Lines with prefixes or required
-        phrases, and minimum lengths, use other functions, which are not compiled here.
+        Lines with prefixes or required phrases, and minimum lengths, use other functions.
         """
         if self.all_params[0] is None:
             raise ValueError("this translator has no parameters of its own to warm up with")

@@ -444,7 +444,7 @@ def test_scores_alignments_and_long_lines_know_the_tags(folders):
     words = len(short.text.split())
     assert all(target < words for _, target in short.alignment)
     assert long.tokens.count(tags["eng_Latn"]) >= 2 and "_Latn" not in long.text
-    scorer = Scorer(config, weights.params, weights.vocabs)
+    scorer = Scorer(translator)
     lead = weights.vocabs.source.tokenize(f"deu_Latn {line}")
     (score,) = scorer.score_tokens([lead], [short.tokens])
     assert score.score == pytest.approx(short.score, abs=1e-4)

@@ -1,8 +1,6 @@
 """Sentences in states of several sizes: the same translations as if each were alone, by few programs."""
 
 import dataclasses
-import threading
-from concurrent.futures import Future
 from types import SimpleNamespace
 
 import jax
@@ -12,9 +10,9 @@ from tiny_experiment import random_params, small_model
 
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.decoding import compiled_programs, scheduler, state_sizes
-from flaxformer_mt.decoding.compiled_programs import SearchPrograms, StatePrograms
+from flaxformer_mt.decoding.compiled_programs import SearchPrograms
 from flaxformer_mt.decoding.scheduler import Scheduler
-from flaxformer_mt.decoding.search_engine import SearchEngine
+from flaxformer_mt.decoding.search_engine import EngineOptions, SearchEngine
 from flaxformer_mt.decoding.search_inputs import Form, Sentence, SentenceArrays
 from flaxformer_mt.decoding.state_sizes import LengthRule, StateSizes
 from flaxformer_mt.errors import UserError
@@ -28,7 +26,6 @@ from flaxformer_mt.search import (
     begin_lines,
     take_first_step,
 )
-from flaxformer_mt.tracking import progress_display
 
 # Users would see a warning for each size.
 pytestmark = pytest.mark.filterwarnings("error:Some donated buffers were not usable")
@@ -58,30 +55,24 @@ def small_sizes(monkeypatch):
     monkeypatch.setattr(state_sizes, "_FEW_FILLS", 1)
 
 
-class Searcher:
-    """A search engine with random networks, that notes which sizes it uses."""
-
-    def __init__(
-        self,
+def make_engine(models, options, *, symbols=None, size=VOCAB, longest_source=8, **computing):
+    computing["compiler_options"] = {"xla_backend_optimization_level": 0}
+    return SearchEngine(
         models,
-        options: SearchConfig,
-        *,
-        longest_source=8,
-        spread: bool = False,
-        word_starts=(),
-        target_lengths=None,
-    ) -> None:
-        self.engine = SearchEngine(
-            models,
-            options,
-            Symbols(0, 1, 2, word_starts=word_starts),
-            sizes=(VOCAB, VOCAB),
-            source_pad_id=0,
-            longest_source=longest_source,
-            spread=spread,
-            target_lengths=target_lengths,
-            compiler_options={"xla_backend_optimization_level": 0},
-        )
+        options,
+        symbols or Symbols(0, 1, 2),
+        sizes=(size, size),
+        source_pad_id=0,
+        longest_source=longest_source,
+        computing=EngineOptions(**computing),
+    )
+
+
+class Searcher:
+    """A search engine with random networks, that notes which sizes it uses; `how`: see `make_engine`."""
+
+    def __init__(self, models, options: SearchConfig, *, spread: bool = False, **how) -> None:
+        self.engine = make_engine(models, options, spread=spread, **how)
         networks = [make_model(model, source_size=VOCAB, target_size=VOCAB) for model in models]
         params = [random_params(network, seed, scale=0.7) for seed, network in enumerate(networks)]
         for own in params:  # some translations end early, others at their limit
@@ -199,11 +190,11 @@ def test_prefixes_that_are_read_at_once_are_as_if_forced_step_by_step(options, r
         dataclasses.replace(sentence, prefix=prefix, prefix_ends_word=len(prefix) == 3, stream=(number,))
         for number, (sentence, prefix) in enumerate(zip(sentences, prefixes, strict=True))
     ]
-    found = {}
+    found, symbols = {}, Symbols(0, 1, 2, word_starts=(3, 12, 13))
     for name in ("at once", "step by step"):
         if name == "step by step":
             monkeypatch.setattr(SearchPrograms, "_read", step_by_step)
-        searcher = Searcher(models, SearchConfig(beam_size=3, **options, **FEW), word_starts=(3, 12, 13))
+        searcher = Searcher(models, SearchConfig(beam_size=3, **options, **FEW), symbols=symbols)
         found[name], _ = searcher.search(sentences, 1000, n_best=3)
     for result, prefix in zip(found["at once"], prefixes, strict=True):
         assert tuple(result.tokens[0, : len(prefix)]) == prefix
@@ -388,17 +379,6 @@ def test_a_beam_that_exceeds_the_memory_is_refused_before_it_compiles(monkeypatc
         searcher.search(make_sentences([4]), 400)
     for network in (MODEL, RECURRENT):
         state_sizes.check_memory(Size(8, 256, 512), 64, [network] * 2, 60_000)  # large, but it fits
-
-
-def test_who_waits_for_the_compiler_is_told_so_once(caplog, monkeypatch):
-    monkeypatch.setattr(progress_display, "_SLOW", 0.01)
-    caplog.set_level("INFO", "flaxformer_mt")
-    program = Future()
-    waiting = threading.Timer(0.2, program.set_result, [None])
-    waiting.start()
-    for _ in range(2):
-        StatePrograms(1, generate=program).wait()
-    assert caplog.messages == ["compiling the search (once per size; kept for later)"]
 
 
 def test_each_part_is_dealt_like_lengths(monkeypatch):

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from test_engine import assert_same_translations, search_all
+from test_engine import assert_same_translations, make_engine, search_all
 from tiny_experiment import random_params, small_model
 
 from flaxformer_mt.config import SearchConfig
@@ -39,17 +39,9 @@ def make_sentences(lengths, **more) -> list[Sentence]:
     return [Sentence(row, stream=(number,), **more) for number, row in enumerate(rows)]
 
 
-def make_engine(options: SearchConfig, models, *, rules=None, batch_tokens=300) -> SearchEngine:
-    return SearchEngine(
-        models,
-        dataclasses.replace(options, batch_tokens=batch_tokens),
-        Symbols(0, 1, 2, never=(7,)),
-        sizes=(VOCAB, VOCAB),
-        source_pad_id=0,
-        longest_source=8,
-        shortlist=rules,
-        compiler_options={"xla_backend_optimization_level": 0},
-    )
+def make(options: SearchConfig, models, **rules) -> SearchEngine:
+    options = dataclasses.replace(options, batch_tokens=300)
+    return make_engine(models, options, symbols=Symbols(0, 1, 2, never=(7,)), size=VOCAB, **rules)
 
 
 def only(params, token: int, *more: int):
@@ -80,7 +72,7 @@ def test_translations_are_those_of_a_model_without_other_tokens(fields, constrai
     networks = [make_model(model, source_size=VOCAB, target_size=VOCAB) for model in models]
     params = [random_params(network, seed, scale=1.5) for seed, network in enumerate(networks)]
     sentences = make_sentences([4, 8, 3, 8, 6, 7, 5, 2, 8, 7, 3], **constraints)
-    plain = make_engine(options, models)
+    plain = make(options, models)
     expected = [None] * len(sentences)
     for first in (3, 4):
         numbers = [n for n, one in enumerate(sentences) if one.source[0] == first]
@@ -88,7 +80,7 @@ def test_translations_are_those_of_a_model_without_other_tokens(fields, constrai
         chosen = [sentences[n] for n in numbers]
         for index, result in search_all(plain, chosen, alone).items():
             expected[numbers[index]] = result
-    engine = make_engine(options, models, rules=Rules())
+    engine = make(options, models, shortlist=Rules())
     found = search_all(engine, sentences, params)
     assert_same_translations([found[n] for n in range(len(sentences))], expected)
     assert len({result.tokens.tobytes() for result in expected}) > 3

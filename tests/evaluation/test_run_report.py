@@ -22,15 +22,14 @@ from flaxformer_mt.evaluation.plots import Bar, Line, chart_bars, chart_lines
 from flaxformer_mt.evaluation.run_report.page import make_page, report_runs
 from flaxformer_mt.evaluation.run_report.sections import (
     ReportedRun,
-    make_directions,
     make_summary,
     mark_words,
     name_apart,
     read_runs,
 )
-from flaxformer_mt.evaluation.score_breakdowns import join_reports
 from flaxformer_mt.object_store.filesystem import ObjectStore
-from flaxformer_mt.scoring.metrics import resample_scores, score_translations
+from flaxformer_mt.scoring.metrics import score_translations
+from flaxformer_mt.scoring.significance import ResamplingOptions, resample_scores
 
 # What the made-up text has.
 REPEATED = {"duplicates": {"count": 5, "action": "keep"}}
@@ -97,7 +96,7 @@ def test_the_page_has_all_of_it_and_makes_no_request(two_runs, tmp_path, capsys)
     assert "<ins>&lt;script&gt;alert(&#39;a&#39;)&lt;/script&gt;</ins>" in page, "text of a corpus is text"
     assert "2 of 6 translations differ" in page
     systems = {name: one.hypotheses for name, one in zip("ab", found, strict=True)}
-    tested = resample_scores(systems, found[0].references, samples=1000)
+    tested = resample_scores(systems, found[0].references, ResamplingOptions(1000))
     for metric in ("bleu", "chrf", "ter"):
         scores = [system[metric] for system in tested.systems]
         assert f"{scores[1].score - scores[0].score:+.2f} (p = {scores[1].p_value:.3f})" in page
@@ -193,25 +192,6 @@ def test_sentences_of_many_thousands_of_words_are_compared_in_part(two_runs, tmp
     assert "<td>–</td>" in re.sub(" class=[^>]*", "", page)
 
 
-def test_directions_have_rows_of_their_own(tmp_path):
-    one = {"bleu": 30.0, "chrf": 52.5, "ter": 50.0, "sentences": 1500, "truncated": 0, "seconds": 1.0}
-    one |= {"checkpoint": "best", "step": 5, "method": "beam", "beam_size": 4, "length_penalty": 1.0}
-    test = join_reports("test", {"en-de": one, "en-fr": one | {"bleu": 34.0}})
-    none = Translations((), (), ())
-    facts = ReportedRun(0, "x", tmp_path, Config(), {"test": test}, [], none, "de")
-
-    def read_rows(page):
-        rows = re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
-        return [re.sub("<[^>]*>", " ", row).split() for row in rows][1:]
-
-    page = make_page([facts], {"Directions": make_directions([facts], "test", 0)})
-    rows = ["en-de x 1,500 30.00 52.50".split(), "en-fr x 1,500 34.00 52.50".split()]
-    assert read_rows(page) == rows
-    assert "BLEU by direction" in page
-    assert make_directions([facts], "valid", 0) == []
-    assert make_directions([dataclasses.replace(facts, report={"test": one})], "test", 0) == []
-
-
 def test_directions_with_translations_have_intervals(tmp_path):
     texts = ("a b c d e", "b c d e f", "c d e f a", "d e x f a b")
     data = DataConfig(dataset="parallel_text:en-de,parallel_text:en-zh")
@@ -224,7 +204,7 @@ def test_directions_with_translations_have_intervals(tmp_path):
     rows = {
         name: re.search(f'<tr><th scope="row">{name}</th>.*?</tr>', page)[0] for name in ("en-de", "en-zh")
     }
-    (expected,) = resample_scores({"": texts[::-1]}, texts, samples=20).systems
+    (expected,) = resample_scores({"": texts[::-1]}, texts, ResamplingOptions(20)).systems
     assert (
         f"{expected['bleu'].score:.2f} ± {expected['bleu'].ci:.2f}" in rows["en-de"]
         and "100.00 ± 0.00" in rows["en-zh"]

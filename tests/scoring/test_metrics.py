@@ -9,7 +9,8 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.scoring import bleu_tokenizers
 from flaxformer_mt.scoring.bleu_tokenizers import choose_tokenizer
-from flaxformer_mt.scoring.metrics import resample_scores, score_sentences, score_translations
+from flaxformer_mt.scoring.metrics import score_sentences, score_translations
+from flaxformer_mt.scoring.significance import ResamplingOptions, resample_scores
 
 JAPANESE = "彼は東京で本を読んだ。", "彼は京都で本を読んだ。"
 KOREAN = "그는 서울에서 책을 읽었다.", "그는 부산에서 책을 읽었다."
@@ -57,7 +58,7 @@ def test_sets_that_cannot_be_scored():
 
 
 def score_ter(hypotheses, references):
-    found = resample_scores({"": hypotheses}, references, samples=0, only=["ter"])
+    found = resample_scores({"": hypotheses}, references, ResamplingOptions(), only=["ter"])
     assert "case:lc|tok:tercom|" in found.plain_signatures["ter"]
     (scores,) = found.systems
     assert scores.keys() == {"ter"} and scores["ter"][1:] == (None, None, None)

@@ -12,11 +12,11 @@ from flaxformer_mt.scoring import metrics, outside_scorers
 from flaxformer_mt.scoring.metrics import (
     define_scorers,
     find_metric,
-    read_filters,
-    resample_scores,
     score_sentences,
     score_translations,
 )
+from flaxformer_mt.scoring.score_filters import read_filters
+from flaxformer_mt.scoring.significance import ResamplingOptions, resample_scores
 
 # The score is the length of the translation, 100 more with a reference; argv says how it fails.
 PROGRAM = """
@@ -185,15 +185,14 @@ def test_the_corpus_has_the_mean_with_intervals_and_tests(tmp_path):
     assert "|scorer:" in scores.signatures["size"]
     systems = {"": hypotheses, "longer": [one + "yy" for one in hypotheses], "same": hypotheses}
     for paired in ("bootstrap", "approximate"):
-        found = resample_scores(
-            systems, None, samples=50, trials=50, paired=paired, sources=sources, only=[name]
-        )
+        options = ResamplingOptions(50, paired, 50)
+        found = resample_scores(systems, None, options, sources=sources, only=[name])
         first, longer, same = (row["size"] for row in found.systems)
         assert first.score == pytest.approx(np.mean(sizes)) and 0 < first.ci < 1
         assert longer.p_value < 0.05 and same.p_value == 1
         assert "nrefs:0|" in found.signatures["size"]
     with pytest.raises(UserError, match="the evaluation has no references, with which chrf compares"):
-        resample_scores(systems, None, samples=0, trials=5, paired="approximate", only=["chrf"])
+        resample_scores(systems, None, ResamplingOptions(0, "approximate", 5), only=["chrf"])
 
 
 def test_built_in_metrics_are_sacrebleus(tmp_path):
@@ -221,7 +220,7 @@ def test_built_in_metrics_are_sacrebleus(tmp_path):
     assert ter == [
         -TER().sentence_score(*pair).score for pair in zip(hypotheses, zip(references), strict=True)
     ]
-    both = resample_scores({"": hypotheses}, references, samples=0, trials=2, only=["bleu", "spbleu"])
+    both = resample_scores({"": hypotheses}, references, ResamplingOptions(), only=["bleu", "spbleu"])
     assert {name: one.score for name, one in both.systems[0].items()} == pytest.approx(
         {name: found[name] for name in ("bleu", "spbleu")}
     )

@@ -21,6 +21,7 @@ from flaxformer_mt.search import (
     empty_rows,
     find_layout,
     pack,
+    search,
     search_queue,
     take_first_step,
 )
@@ -62,7 +63,15 @@ def go_through(state, waiting, count, final_free_rows, *, options, layout, refil
 @partial(jax.jit, static_argnames="options", compiler_options=QUICK)
 def search_at_once(tables, lines, *, options):
     task = make_task(options)
-    return task.finish(task.run(task.start(start_cache(tables, task.width), lines)))
+    return search(
+        next_logits,
+        start_cache(tables, task.width),
+        lines,
+        options=options,
+        symbols=SYMBOLS,
+        max_length=LENGTH,
+        n_best=task.n_best,
+    )
 
 
 empty = jax.jit(empty_rows, static_argnames=("layout", "size"), compiler_options=QUICK)

@@ -302,32 +302,25 @@ def test_documents_for_a_model_that_reads_each_line_alone(tiny_run, tmp_path, mo
         alone.translate(["ba", "do"], documents=True)
     with pytest.raises(UserError, match="a context has no effect on this model"):
         alone.engine().submit(Request("ba", context=("do",)))
+    pytest.importorskip("starlette", reason="the server needs the extra serve")
+    from flaxformer_mt.commands.server.request_fields import Refusal
+
+    with pytest.raises(Refusal, match="the field documents is true, but a model reads each line alone"):
+        ask(alone, "ba", documents=True)
 
 
-def test_wrong_documents_of_the_api_and_the_server(translator, tiny_run):
+def test_wrong_configs_and_documents_of_the_api(config, translator):
+    for data, words in (
+        ({"valid_pairs": 2}, "data.context is 2, but data.valid_pairs 2 and data.test_pairs 0 hold out"),
+        ({"source_language": ""}, "data.context is 2, but a language model has no sources"),
+    ):
+        with pytest.raises(UserError, match=words):
+            validate(change(config, data=data))
     for ids in ([1, 2], [1] * 4):
         with pytest.raises(UserError, match="ids of documents"):
             translator.translate(["a", "b", "a"], documents=ids)
     with pytest.raises(UserError, match="line 2 is bytes, not str"):
         translator.translate(["a", b"b"], documents=True)
-    pytest.importorskip("starlette", reason="the server needs the extra serve")
-    from flaxformer_mt.commands.server.request_fields import Refusal
-
-    with pytest.raises(Refusal, match="the field documents is true, but a model reads each line alone"):
-        ask(Translator.load(tiny_run, use_all_devices=False), "ba", documents=True)
-
-
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        ({"valid_pairs": 2}, "data.context is 2, but data.valid_pairs 2 and data.test_pairs 0 hold out"),
-        ({"source_language": ""}, "data.context is 2, but a language model has no sources"),
-    ],
-)
-def test_wrong_configs(config, data, words):
-    with pytest.raises(UserError) as caught:
-        validate(change(config, data=data))
-    assert words in str(caught.value)
 
 
 def test_wrong_files_of_documents(config, tmp_path, capfd):

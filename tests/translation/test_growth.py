@@ -23,6 +23,8 @@ TEXTS = {
     "tags": ">>de<< ",
     "half a tag": ">>de",
     "commas": "a,",
+    "quotes": '."',
+    "joiners": "\u200d",
 }
 # Terms that each of these texts has, and the beginnings of longer ones.
 TERMS = {"x": "y", "der alte": "x", "der alte Hund " * 10: "y"} | {

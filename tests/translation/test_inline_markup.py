@@ -11,7 +11,7 @@ from growth import growth
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.inline_markup import InlineMarkup, _best_run, put_back, take_out
+from flaxformer_mt.translation.inline_markup import InlineMarkup, put_back, take_out
 from flaxformer_mt.translation.result import Annotations, Translation
 from flaxformer_mt.translation.translator import Translator
 
@@ -310,25 +310,6 @@ def test_markup_takes_time_in_proportion_to_the_line(make_text, alignment):
         put_back(marked, marked.text, ALIGNMENTS[alignment](len(marked.text.split())))
 
     assert growth(put_all_back, make_text) < 1.6
-
-
-def test_the_best_run_is_the_best_of_all_runs():
-    dice = random.Random(3)
-    for _ in range(500):
-        targets, sources = dice.randrange(1, 20), dice.randrange(1, 20)
-        linked = sorted(dice.sample(range(targets), dice.randrange(1, targets + 1)))
-        first = dice.randrange(sources)
-        words = range(first, dice.choice([first + 1, dice.randrange(first + 1, sources + 1)]))
-        expected = (sum(words) / len(words) + 0.5) / sources * targets
-
-        def rank(run, linked=linked, words=words, expected=expected):
-            start, end = run
-            size, distance = end - start, abs((start + end) / 2 - expected)
-            surplus = 2 * sum(start <= one < end for one in linked) - size
-            return surplus, -distance if len(words) == 1 else size - distance / 1000
-
-        runs = [(start, last + 1) for start in linked for last in linked if last >= start]
-        assert _best_run(set(linked), words, sources, targets) == max(runs, key=rank)
 
 
 @pytest.mark.parametrize("unit", ["</b>", "<a ", "<a '", '<a b=">" ', "{n,plural,", "{{", "%(", "&#"])

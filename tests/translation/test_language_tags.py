@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 from fake_engine import read_lines
+from make_translator import make_translator
 
 from flaxformer_mt.config import DataConfig, SearchConfig
 from flaxformer_mt.decoding.forced_decoding import PairScore
@@ -173,7 +174,7 @@ def test_a_missing_or_unknown_language_is_named_with_the_known_ones():
 def test_a_scorer_puts_tags_before_sources_as_well(config, make_characters, monkeypatch):
     data = dataclasses.replace(MANY, max_source_length=20, max_target_length=20)
     vocabs = make_characters(">>de<<", ">>fr<<", ">>en<<")
-    scorer, read = Scorer(dataclasses.replace(config, data=data), {}, vocabs), []
+    scorer, read = Scorer(make_translator(dataclasses.replace(config, data=data), {}, vocabs)), []
 
     def score_all(pairs, *, params):
         read.extend(pair.source.tolist() for pair in pairs)

@@ -175,19 +175,11 @@ def test_translations_are_reranked_and_wrong_scorers_are_one_line(tiny_run, tmp_
     )
     (tmp_path / "in").write_text("aa ba\n\nbbb ab a\n")
     command = ["translate", f"--run={tiny_run}", "--input=in", "--n_best=2"]
-    assert main(command) == 0
-    plain = [line.split(" ||| ") for line in capfd.readouterr().out.splitlines()]
     scorer = f"--scorer={sys.executable} size.py"
     assert main([*command, "--rerank=size", scorer]) == 0
-    shorter = [line.split(" ||| ") for line in capfd.readouterr().out.splitlines()]
-    assert sorted((i, text) for i, text, _ in shorter) == sorted((i, text) for i, text, _ in plain)
-    assert [float(score) for i, text, score in shorter if text] == [
-        -len(text) for i, text, _ in shorter if text
-    ]
-    weighed = Translator.load(
-        tiny_run, search=SearchConfig(max_length_offset=4, beam_size=2, rerank="size", rerank_weight=1e-9)
-    )
-    assert weighed.translate("aa ba").text == plain[0][1]
+    found = [line.split(" ||| ") for line in capfd.readouterr().out.splitlines()]
+    assert [i for i, *_ in found] == ["0", "0", "1", "2", "2"]
+    assert [float(score) for _, text, score in found if text] == [-len(text) for _, text, _ in found if text]
     for flags, message in (
         (["--rerank=size"], "search.rerank names the score 'size', which is not defined"),
         (["--rerank=chrf"], "search.rerank has no references, with which chrf compares"),

@@ -43,12 +43,9 @@ def test_columns_come_before_the_text():
     assert failed["score"] is None and failed["log_prob"] is None
 
 
-def test_n_best_lists():
+def test_fields_of_n_best_lists_can_be_told_apart():
     assert lines(n_best=True) == ["4 ||| a ä ||| -0.250000", "4 ||| b\tc ||| -2.000000"]
     assert lines(n_best=True, alignments=True)[0] == "4 ||| a ä ||| -0.250000 ||| 1-0 0-1"
-
-
-def test_fields_of_n_best_lists_can_be_told_apart():
     odd = Translation("a ||| b|||| c |||", -1.0, -1.0, (7, 2), alignment=((0, 0),))
     for options, count in (({}, 3), ({"alignments": True}, 4)):
         (line,) = lines(odd, n_best=True, **options)
@@ -82,21 +79,12 @@ def test_json_has_everything():
 def test_scores():
     score = Translation("y", -0.25, -0.5, (7, 2), token_log_probs=(-0.125, -0.375))
 
-    def write(**options):
-        return format_score(score, 3, "x", pieces, **({"tokens": False, "as_json": False} | options))
+    def write(line="x", **options):
+        return format_score(score, 3, line, pieces, **({"tokens": False, "as_json": False} | options))
 
     assert write() == "-0.250000"
     assert write(tokens=True) == "-0.250000\t-0.500000\t-0.125000 -0.375000"
-    assert json.loads(write(as_json=True)) == {
-        "line": 3,
-        "source": "x",
-        "target": "y",
-        "score": -0.25,
-        "log_prob": -0.5,
-        "tokens": [7, 2],
-        "pieces": ["p7", "p2"],
-        "token_log_probs": [-0.125, -0.375],
-        "truncated": False,
-    }
-    alone = format_score(score, 3, None, pieces, tokens=False, as_json=True)
-    assert "source" not in json.loads(alone)
+    scored = json.loads(write(as_json=True))
+    whole = json.loads(lines(score, json=True)[0]) | {"line": 3, "source": "x", "target": "y"}
+    assert scored == {name: whole[name] for name in scored} and len(scored) == 9
+    assert scored.keys() - json.loads(write(None, as_json=True)).keys() == {"source"}

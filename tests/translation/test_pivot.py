@@ -10,6 +10,7 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation import sentences as sentences_module
 from flaxformer_mt.translation.copied_text import CopiedText
 from flaxformer_mt.translation.glossary import Glossary
+from flaxformer_mt.translation.join_sentences import join_translations
 from flaxformer_mt.translation.pivot import PivotEngines, choose_pivot, join_alignments
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import Annotations
@@ -59,7 +60,7 @@ def test_each_sentence_goes_through_both_models_and_is_split_once(
     assert split == LINES
     ways = sentences(["der Hund", "Wir lesen.", "Der Hund.", "Anna!", "Milch"])
     best = [own[0][1].text for own in ways]
-    joined, _ = sentences_module.join_translations(best[1:4], ["", "  ", "\t"])
+    joined, _ = join_translations(best[1:4], ["", "  ", "\t"])
     assert [one.text for one in found] == [best[0], joined, "", best[4]]
     assert [one.parts for one in found[:2]] == [1, 3]
     first, last = ways[0][0]

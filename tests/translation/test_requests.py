@@ -1,7 +1,6 @@
 """Requests in, translations out: an engine is driven by `submit` and `step`, as docs/api.md shows."""
 
 import dataclasses
-import pickle
 import threading
 
 import pytest
@@ -9,7 +8,6 @@ from fake_engine import FakeBackend, fake_engine
 
 from flaxformer_mt.commands.server.model_thread import ModelThread, Stopped
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import Annotations, Translation
 
@@ -55,18 +53,6 @@ def test_requests_that_arrive_are_answered_as_those_of_a_text(shared_translator)
     assert answers[0].alignment == whole[0].alignment and len(answers[0].token_log_probs)
     assert answers[2].satisfied and "red apples" in answers[2].text and answers[2].parts == 1
     assert "<b>" in answers[3].text and answers[3].alignment is None
-
-
-def test_a_request_travels_as_pickle():
-    full = Request(
-        *("a", 7, 8, "p", ("x", "y"), 3, "de", "en"),
-        Annotations(alignments="pieces", layer=-1),
-        ("c", "d"),
-        Glossary((("Hund", "dog"),)),
-        (0, 2),
-    )
-    assert all(getattr(full, field.name) != field.default for field in dataclasses.fields(Request))
-    assert pickle.loads(pickle.dumps(full)) == full
 
 
 def shout(request):

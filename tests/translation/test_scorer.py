@@ -6,6 +6,7 @@ import math
 import jax
 import numpy as np
 import pytest
+from make_translator import make_translator
 
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.decoding.forced_decoding import Pair, TokenScorer, Watched
@@ -22,7 +23,7 @@ SENTENCES = ["der Hund", "die Katze .", "ein Buch", "Milch", "im Garten"]
 def make_scorer(config, params, vocabs, *, programs_of=None, **options):
     """A scorer, which may use the compiled programs of another one, and what it warns of."""
     told = []
-    scorer = Scorer(config, params, vocabs, warn=told.append, **options)
+    scorer = Scorer(make_translator(config, params, vocabs, warn=told.append), **options)
     if programs_of is not None:
         scorer.tokens.run = programs_of.tokens.run
     return scorer, told
@@ -110,6 +111,8 @@ def test_lines_without_a_partner_are_refused_with_both_counts(scorer, monkeypatc
         scorer.score(["a", "b"], ["a"])
     with pytest.raises(UserError, match="put the string in a list"):
         scorer.score("ab", "cd")
+    with pytest.raises(UserError, match="needs its source"):
+        scorer.score(None, ["a"])
     for sources, targets in ((5, 3), (3, 5), (4, 2), (0, 1)):
         read = []
         with pytest.raises(UserError, match=f"there are {sources} source lines and {targets} target lines"):
@@ -146,7 +149,7 @@ def test_long_lines_are_refused_or_cut_but_never_silently(scorer, params, vocabs
         list(scorer.score_stream(*streams, window=15))
     with pytest.raises(UserError, match="target line 1 is longer"):
         scorer.score_tokens([[2]], [[5] * 13])
-    cutting, told = make_scorer(config, params, vocabs, programs_of=scorer, long_lines="cut")
+    cutting, told = make_scorer(config, params, vocabs, programs_of=scorer, cuts_lines=True)
     found = cutting.score([long, *["Hund"] * 14], ["dog", "dog " * 40, *["dog"] * 13])
     assert [one.truncated for one in found] == [True, True, *[False] * 13]
     # A cut target has not ended: it has the score of its first tokens, without an end symbol.
@@ -184,11 +187,6 @@ def test_a_language_model_scores_text_alone(config, vocabs, make_params):
         scorer.score(["a"], ["a"])
     with pytest.raises(UserError, match="target line 1 is longer than 24"):
         scorer.score(None, ["dog " * 60])
-
-
-def test_a_translator_needs_the_source(scorer):
-    with pytest.raises(UserError, match="needs its source"):
-        scorer.score(None, ["a"])
 
 
 def test_attention_is_of_the_given_layer_and_head(translator_with, vocabs):

@@ -9,16 +9,11 @@ from growth import growth
 from make_translator import make_translator
 
 from flaxformer_mt.translation.glossary import Glossary
+from flaxformer_mt.translation.join_sentences import is_unspaced, join_parts, join_translations
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import Annotations, Translation, rank
 from flaxformer_mt.translation.segments import Segment
-from flaxformer_mt.translation.sentences import (
-    Sentences,
-    is_unspaced,
-    join_parts,
-    join_translations,
-    splits_sentences,
-)
+from flaxformer_mt.translation.sentences import Sentences, splits_sentences
 
 EOS = 2
 

@@ -4,7 +4,6 @@ import random
 
 import pytest
 from fake_engine import read_lines
-from growth import growth
 
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.sentences import Sentences
@@ -71,25 +70,6 @@ CUTS = {
 def test_sentences_then_clauses_then_words_then_characters(name):
     text, fits, parts = CUTS[name]
     assert split_text(text, fits) == parts
-
-
-def test_five_thousand_words_take_few_measurements():
-    calls = []
-
-    def fits(text):
-        calls.append(len(text))
-        return len(text.split()) <= 100
-
-    parts = split_text("wort " * 5000, fits)
-    assert {len(part.split()) for part in parts} == {78, 79} and len(parts) == 64
-    assert len(calls) < 2 * 64 + 2 and sum(calls) < 9 * len("wort " * 5000)
-
-
-@pytest.mark.parametrize("unit", [".", ",", "!?", "。", ". ", '."', "(", "'", "\u0301", "\u200d", " "])
-def test_runs_of_one_character_take_linear_time(unit):
-    """The longest of these took minutes when each mark of a run was searched for the end of the run."""
-    fits = sizes_at_most(12)
-    assert growth(lambda text: split_text(text, fits), lambda size: unit * size + "a") < 1.6
 
 
 def test_long_sentences_are_several_parts_or_cut(characters):

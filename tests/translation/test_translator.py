@@ -8,7 +8,6 @@ import shutil
 import tracemalloc
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from fake_engine import fake_engine
@@ -19,9 +18,7 @@ from flaxformer_mt import processor
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.decoding.forced_decoding import Pair
-from flaxformer_mt.decoding.search_engine import TokenBudget
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.model import make_model
 from flaxformer_mt.parallel import SplitParameters
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel, load_trained
@@ -45,37 +42,7 @@ def translator(shared_translator, warnings, monkeypatch):
     return shared_translator
 
 
-def pad(sequences, pad_id):
-    longest = max(map(len, sequences))
-    return np.array([[*tokens, *[pad_id] * (longest - len(tokens))] for tokens in sequences], np.int32)
-
-
 # ---- the network and the search together ----
-
-
-def test_log_probs_are_those_of_the_network(found_by_beam, config, vocabs, params):
-    """The cached, batched, reordered search agrees with one full pass over its own output."""
-    vocab = vocabs.target
-    model = make_model(config.model, source_size=vocabs.source.size, target_size=vocab.size)
-    found = found_by_beam
-    assert all(len(translation.n_best) == 3 for translation in found)
-    hypotheses = [hypothesis for translation in found for hypothesis in translation.n_best]
-    source = pad([vocabs.source.tokenize(line) for line in SENTENCES for _ in range(3)], vocab.pad_id)
-    target_in = pad([(vocab.bos_id, *h.tokens[:-1]) for h in hypotheses], vocab.pad_id)
-    target_out = pad([h.tokens for h in hypotheses], vocab.pad_id)
-
-    @jax.jit
-    def log_probs_of(params, source, target_in, target_out):
-        mask = source != vocab.pad_id
-        memory = model.apply({"params": params}, source, mask, method="encode")
-        steps = jax.nn.log_softmax(model.apply({"params": params}, target_in, memory, mask, method="decode"))
-        steps = jnp.take_along_axis(steps, target_out[:, :, None], axis=2)[:, :, 0]
-        return jnp.where(target_out == vocab.pad_id, 0.0, steps).sum(axis=1)
-
-    expected = log_probs_of(params, source, target_in, target_out)
-    np.testing.assert_allclose([h.log_prob for h in hypotheses], expected, rtol=1e-4)
-    scores = [float(p) / (5 + len(h.tokens)) * 6 for p, h in zip(expected, hypotheses, strict=True)]
-    np.testing.assert_allclose([h.score for h in hypotheses], scores, rtol=1e-4)
 
 
 def test_a_line_does_not_depend_on_its_batch(translator):
@@ -88,20 +55,6 @@ def test_a_line_does_not_depend_on_its_batch(translator):
         np.testing.assert_allclose(two.score, one.score, rtol=1e-4)
     for number in (0, 4):
         assert translator.translate([lines[number]])[0].tokens == together[number].tokens
-
-
-def test_other_parameters_need_no_compilation(translator, other_params):
-    own = translator.translate(SENTENCES)
-    shapes = compiled_sizes(translator)
-    others = translator.translate(SENTENCES, params=other_params)
-    assert [t.tokens for t in others] != [t.tokens for t in own]
-    assert compiled_sizes(translator) == shapes
-    assert translator.translate(SENTENCES) == own
-
-
-def compiled_sizes(translator):
-    assert translator.search.programs._found
-    return set(translator.search.programs._found)
 
 
 def no_search(translator, monkeypatch):
@@ -170,14 +123,6 @@ def test_odd_lines_give_one_line_each(translator, warnings, params):
     several = [number for number, t in enumerate(translations, start=1) if t.parts > 1]
     assert len(warnings) == 1
     assert warnings[0].startswith(f"lines {', '.join(map(str, several))}: longer than data.max_source_length")
-
-
-def test_characters_that_end_lines_become_spaces(translator, monkeypatch):
-    spelled = "a\nb\rc\vd\fe\x1cf\x1dg\x1eh\x85i\u2028j\u2029k"
-    monkeypatch.setattr(
-        type(translator.vocabs.target), "detokenize_all", lambda self, ids: [spelled] * len(ids)
-    )
-    assert translator.translate(["der Hund"])[0].text == "a b c d e f g h i j k"
 
 
 def test_characters_that_nobody_sees_change_nothing_but_the_count_of_words(translator):
@@ -275,12 +220,6 @@ def test_a_stream_keeps_order_and_reads_no_more_than_a_window_ahead(translator, 
     assert [warning.split(":")[0] for warning in warnings] == ["line 7", "line 14", "line 21"]
 
 
-def test_a_stream_of_nothing(translator):
-    assert list(translator.translate_stream([])) == []
-    with pytest.raises(UserError, match="window is 0"):
-        next(translator.translate_stream(["Hund"], window=0))
-
-
 def test_memory_does_not_grow_with_the_file(translator, monkeypatch, tmp_path):
     no_search(translator, monkeypatch)
 
@@ -320,26 +259,61 @@ def test_a_text_has_one_translation_and_a_call_its_own_search_options(translator
     assert "greedy search, beam_size=1" in repr(other) and "beam search, beam_size=3" in repr(translator)
 
 
-def test_mistakes_are_named(translator, config, vocabs):
-    with pytest.raises(UserError, match="n_best is 4, but beam search with beam_size 3 keeps 3"):
-        translator.translate(SENTENCES, n_best=4)
-    with pytest.raises(UserError, match="n_best is 0"):
-        translator.translate(SENTENCES, n_best=0)
-    with pytest.raises(UserError, match="got one string; call translate with it"):
-        next(translator.translate_stream("Hund"))
-    with pytest.raises(
-        UserError, match=r"config\.search\.beam_sice; did you mean config\.search\.beam_size\?"
-    ):
-        translator.translate(["Hund"], beam_sice=2)
-    with pytest.raises(UserError, match="line 2 is bytes, not str"):
-        translator.translate(["Hund", b"Hund"])
-    with pytest.raises(UserError, match="line 3 is bytes, not str"):
-        list(translator.translate_stream(iter(["Hund", "Hund", b"Hund"]), window=2))
+def test_mistakes_are_named(translator, translator_with, config, params, vocabs, make_vocabularies):
+    others = TrainedModel(
+        config, make_vocabularies(290, [(line, line) for line in SENTENCES]), params, "best", {}
+    )
+    positions = change(config, model={"positions": "learned", "max_positions": 16})
+    wrong = change(config, search={"beam_size": 0})
+    split = object.__new__(SplitParameters)
+    stream, translate = translator.translate_stream, translator.translate
+    words = Annotations(alignments="words")
+
+    def suppress(name):
+        return translator_with("beam", suppress=(name,))
+
+    mistakes = {
+        "n_best is 4, but beam search with beam_size 3 keeps 3": lambda: translate(SENTENCES, n_best=4),
+        "n_best is 0": lambda: translate(SENTENCES, n_best=0),
+        "got one string; call translate with it": lambda: next(stream("Hund")),
+        "window is 0": lambda: next(stream(["Hund"], window=0)),
+        r"config\.search\.beam_sice; did you mean config\.search\.beam_size\?": lambda: translate(
+            ["Hund"], beam_sice=2
+        ),
+        "line 2 is bytes, not str": lambda: translate(["Hund", b"Hund"]),
+        "line 3 is bytes, not str": lambda: list(stream(iter(["Hund", "Hund", b"Hund"]), window=2)),
+        "search.beam_size is 0": lambda: make_translator(wrong, None, vocabs),
+        "search.suppress contains 'nothing-like-it'": lambda: suppress("nothing-like-it"),
+        "search.suppress contains '999'": lambda: suppress("999"),
+        "contains the end symbol": lambda: suppress("</s>"),
+        "alignment layer is 1, but the decoder has 1 layers; give 0 to 0": lambda: translate(
+            ["Hund"], annotations=words._replace(layer=1)
+        ),
+        "alignment head is 2, but the decoder has 2 heads; give 0 to 1": lambda: translate(
+            ["Hund"], annotations=words._replace(head=2)
+        ),
+        "there are 1 prefixes for 2 lines; give one for each": lambda: translate(
+            SENTENCES[:2], prefixes=["a"]
+        ),
+        "line 1 has required phrases and .* as a whole: shorten the line": lambda: translate(
+            [LONG], required=[["dog"]]
+        ),
+        "line 2 has .* tokens of prefix and required phrases": lambda: make_translator(
+            positions, params, vocabs
+        ).translate(["Hund", "Katze"], prefixes=["", "the old cat drinks milk today " * 4]),
+        r"another source vocabulary \(290 pieces\) than the first \(320": lambda: make_translator(
+            config, params, vocabs, ensemble=[others]
+        ),
+        "quantization=int8 is for models that fit on one device": lambda: place_models(
+            [({}, ModelConfig())], split, "int8"
+        ),
+    }
+    for message, call in mistakes.items():
+        with pytest.raises(UserError, match=message):
+            call()
     with pytest.raises(ValueError, match="params="):
         make_translator(config, None, vocabs).translate(["Hund"])
-    wrong = dataclasses.replace(config, search=SearchConfig(beam_size=0))
-    with pytest.raises(UserError, match="search.beam_size is 0"):
-        make_translator(wrong, None, vocabs)
+    assert list(stream([])) == []
 
 
 # ---- run directories ----
@@ -372,19 +346,24 @@ def test_load_translates_as_what_was_saved(run_dir, translator, warnings, config
     assert Translator.load(run_dir, checkpoint="10", search=search).config.search == search
 
 
+def assert_nearly_the_same(other, translator, found_by_beam, *, rel):
+    """Most translations, with scores that are nearly those of the exact model."""
+    found = other.translate(SENTENCES)
+    assert sum(one.tokens == two.tokens for one, two in zip(found, found_by_beam, strict=True)) >= 3
+    sources = [translator.vocabs.source.tokenize(line) for line in SENTENCES]
+    pairs = [Pair(source, one.tokens) for source, one in zip(sources, found, strict=True)]
+    exact = translator.scorer.score_all(pairs, params=(translator.all_params[0],))
+    for one, two in zip(found, exact, strict=True):
+        assert one.log_prob != two.log_prob and one.log_prob == pytest.approx(two.log_prob, rel=rel)
+
+
 def test_dtype_replaces_that_of_the_training(run_dir, translator, found_by_beam, config, monkeypatch):
     """A search in bfloat16 finds nearly the same, with nearly the same scores as in float32."""
     narrow = Translator.load(run_dir, checkpoint="10", dtype="bfloat16", use_all_devices=False)
     assert narrow.config.model.dtype == "bfloat16"
     kinds = collections.Counter(leaf.dtype.name for leaf in jax.tree.leaves(narrow.all_params[0]))
     assert kinds["bfloat16"] > 10 and kinds["float32"] > 10  # matrices; biases and scales of norms
-    found = narrow.translate(SENTENCES)
-    assert sum(one.tokens == two.tokens for one, two in zip(found, found_by_beam, strict=True)) >= 3
-    sources = [translator.vocabs.source.tokenize(line) for line in SENTENCES]
-    pairs = [Pair(source, one.tokens) for source, one in zip(sources, found, strict=True)]
-    exact = translator.scorer.score_all(pairs, params=(translator.all_params[0],))
-    for one, two in zip(found, exact, strict=True):
-        assert one.log_prob != two.log_prob and one.log_prob == pytest.approx(two.log_prob, rel=0.02)
+    assert_nearly_the_same(narrow, translator, found_by_beam, rel=0.02)
     # The default: the dtype of the training, but float32 on a processor that is no faster in bfloat16.
     trained = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16"))
     save_config(trained, run_dir / "config.json")
@@ -409,19 +388,7 @@ def test_quantized_models_find_nearly_the_same(run_dir, translator, found_by_bea
     kinds = collections.Counter(leaf.dtype.name for leaf in jax.tree.leaves(quantized.all_params[0]))
     assert kinds["int8"] > 10 and kinds["float32"] > 10
     assert quantized.describe() != plain.describe()
-    found = quantized.translate(SENTENCES)
-    assert sum(one.tokens == two.tokens for one, two in zip(found, found_by_beam, strict=True)) >= 3
-    sources = [translator.vocabs.source.tokenize(line) for line in SENTENCES]
-    pairs = [Pair(source, one.tokens) for source, one in zip(sources, found, strict=True)]
-    exact = translator.scorer.score_all(pairs, params=(translator.all_params[0],))
-    for one, two in zip(found, exact, strict=True):
-        assert one.log_prob != two.log_prob and one.log_prob == pytest.approx(two.log_prob, rel=0.06)
-
-
-def test_parameters_that_devices_split_are_not_quantized():
-    split = object.__new__(SplitParameters)
-    with pytest.raises(UserError, match="quantization=int8 is for models that fit on one device"):
-        place_models([({}, ModelConfig())], split, "int8")
+    assert_nearly_the_same(quantized, translator, found_by_beam, rel=0.06)
 
 
 def test_loaded_models_search_on_every_core(run_dir, monkeypatch, all_devices):
@@ -556,36 +523,6 @@ def test_an_ensemble_with_itself_is_the_model(
         Translator.load(run_dir, checkpoint="10", ensemble=[f"{run_dir}@30"])
 
 
-def test_an_ensemble_has_one_vocabulary(config, params, vocabs, make_vocabularies):
-    others = make_vocabularies(290, [(line, line) for line in SENTENCES])
-    with pytest.raises(UserError, match=r"another source vocabulary \(290 pieces\) than the first \(320"):
-        make_translator(config, params, vocabs, ensemble=[TrainedModel(config, others, params, "best", {})])
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"suppress": ("nothing-like-it",)}, "search.suppress contains 'nothing-like-it'"),
-        ({"suppress": ("999",)}, "search.suppress contains '999'"),
-        ({"suppress": ("</s>",)}, "contains the end symbol"),
-    ],
-)
-def test_invalid_options_are_named(translator_with, fields, words):
-    with pytest.raises(UserError, match=words):
-        translator_with("beam", **fields)
-
-
-def test_constraints_that_cannot_be_met_are_named(config, params, vocabs, translator):
-    with pytest.raises(UserError, match="there are 1 prefixes for 2 lines; give one for each"):
-        translator.translate(SENTENCES[:2], prefixes=["a"])
-    with pytest.raises(UserError, match="line 1 has required phrases and .* as a whole: shorten the line"):
-        translator.translate([LONG], required=[["dog"]])
-    model = dataclasses.replace(config.model, positions="learned", max_positions=16)
-    short = make_translator(dataclasses.replace(config, model=model), params, vocabs)
-    with pytest.raises(UserError, match="line 2 has .* tokens of prefix and required phrases"):
-        short.translate(["Hund", "Katze"], prefixes=["", "the old cat drinks milk today " * 4])
-
-
 # ---- long lines ----
 
 
@@ -634,32 +571,6 @@ def test_notes_are_those_of_the_translations(translator):
             written = [token for token in bare.tokens if token != eos]
             assert [j for _, j in by_pieces.alignment] == list(range(len(written)))
     assert noted[-2].token_log_probs == () and noted[-2].alignment == ()
-
-
-def test_alignments_of_a_layer_or_head_there_is_not(translator):
-    with pytest.raises(UserError, match="alignment layer is 1, but the decoder has 1 layers; give 0 to 0"):
-        translator.translate(["Hund"], annotations=Annotations(alignments="words", layer=1))
-    with pytest.raises(UserError, match="alignment head is 2, but the decoder has 2 heads; give 0 to 1"):
-        translator.translate(["Hund"], annotations=Annotations(alignments="words", head=2))
-
-
-def test_too_little_memory_halves_the_batches(translator, warnings, monkeypatch):
-    expected = translator.translate(SENTENCES)
-    find, tried = translator.search.programs.find, []
-
-    def with_little_memory(params, size, *args, **more):
-        tried.append(size.rows)
-        if size.rows > 3:
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12345 bytes.")
-        return find(params, size, *args, **more)
-
-    monkeypatch.setattr(translator.search.programs, "find", with_little_memory)
-    monkeypatch.setattr(translator.search, "budget", TokenBudget(600, warn=warnings.append))
-    found = translator.translate(SENTENCES)
-    assert [t.text for t in found] == [t.text for t in expected]
-    translator.translate(SENTENCES)
-    assert len(warnings) == 1 and "too little memory for batches of 600 tokens" in warnings[0]
-    assert tried == [5, 5, 3, 3]
 
 
 def test_a_description_tells_models_apart(config, params, other_params, vocabs, translator):

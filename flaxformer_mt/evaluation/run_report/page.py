@@ -41,11 +41,6 @@ def find_attention(run_dir: Path, translations: Translations, numbers: Sequence[
 SAMPLES = 1000
 _SAMPLES_IN_TRAINING = 200
 
-_NO_TRANSLATIONS = (
-    "No run has translations of this set; the command evaluate writes them to RUN/translations/."
-)
-_BY_DIRECTION = "Each direction has translations of its own, which report --name={} shows."
-
 
 def report_runs(
     run_dirs: Sequence[str | Path],
@@ -94,11 +89,8 @@ def make_parts(
         )
     shown: sections.Blocks = []
     if attention:
-        attentions = find_attention(compared[0].run_dir, compared[0].translations, attention)
-        shown = [
-            f"Model: {compared[0].name}.",
-            *attentions,
-        ]
+        shown.append(f"Model: {compared[0].name}.")
+        shown += find_attention(compared[0].run_dir, compared[0].translations, attention)
     left_out = [run.name for run in runs if run.translations.sources and run not in compared]
     note = f"Left out, because their sentences are not those of the first run: {', '.join(left_out)}."
     parts = {
@@ -107,8 +99,8 @@ def make_parts(
         + ([note] if left_out else []),
         "Training": sections.make_curves(runs),
         f"Scores by source length ({name})": sections.make_length_scores(compared, samples)
-        or _explain_absence(runs, name),
-        f"Scores by direction ({name})": sections.make_directions(runs, name, samples),
+        or [_explain_absence(runs, name)],
+        f"Scores by direction ({name})": sections.make_directions(runs, samples),
         f"Sentences ({name})": sections.make_sentences(compared),
         "Config": sections.make_config_differences(runs),
         "Data": sections.make_data(runs),
@@ -117,10 +109,11 @@ def make_parts(
     return {heading: content for heading, content in parts.items() if content}
 
 
-def _explain_absence(runs: Sequence[ReportedRun], name: str) -> sections.Blocks:
-    directions = [direction for run in runs for direction in run.by_direction]
-    text = _BY_DIRECTION.format(f"{name}.{directions[0].name}") if directions else _NO_TRANSLATIONS
-    return [text]
+def _explain_absence(runs: Sequence[ReportedRun], name: str) -> str:
+    if directions := [direction for run in runs for direction in run.by_direction]:
+        shown = f"{name}.{directions[0].name}"
+        return f"Each direction has translations of its own, which report --name={shown} shows."
+    return "No run has translations of this set; the command evaluate writes them to RUN/translations/."
 
 
 def make_page(runs: Sequence[ReportedRun], parts: Mapping[str, sections.Blocks]) -> str:

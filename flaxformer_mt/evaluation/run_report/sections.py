@@ -1,6 +1,7 @@
 """The sections of the page as blocks of values, which its template writes; [] where there is nothing."""
 
 import difflib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +18,8 @@ from flaxformer_mt.evaluation.plots import Bar, Chart, Line, chart_bars, chart_l
 from flaxformer_mt.evaluation.score_breakdowns import name_bucket, split_by_length
 from flaxformer_mt.evaluation.tables import Table, write_score
 from flaxformer_mt.runs.run_directory import read_report
-from flaxformer_mt.scoring.metrics import (
-    METRICS,
-    QUICK,
-    choose_score_options,
-    resample_scores,
-    score_sentences,
-)
+from flaxformer_mt.scoring.metrics import METRICS, QUICK, choose_score_options, score_sentences
+from flaxformer_mt.scoring.significance import ResamplingOptions, resample_scores
 from flaxformer_mt.tracking import read_metrics
 
 # The color scheme has as many colors.
@@ -161,7 +157,7 @@ def _score(
     """Each metric; a single sentence has no interval. Adds to the signatures."""
     samples = 0 if min(samples, len(translations.sources)) < 2 else samples
     systems = {"": translations.hypotheses}
-    results = resample_scores(systems, translations.references, samples=samples, **options)
+    results = resample_scores(systems, translations.references, ResamplingOptions(samples), **options)
     if signatures is not None:
         signatures.add("; ".join(f"{METRICS[m].title} {text}" for m, text in results.signatures.items()))
     return {metric: Bar(score.score, score.ci) for metric, score in results.systems[0].items()}
@@ -231,7 +227,7 @@ def make_significance(runs: Sequence[ReportedRun], samples: int) -> Blocks:
     systems = {run.name: run.translations.hypotheses for run in runs}
     options = _choose_score_options(first, references, first.language)
     options["only"] = metrics = _choose_metrics(runs)
-    tests = resample_scores(systems, references, samples=samples, **options)
+    tests = resample_scores(systems, references, ResamplingOptions(samples), **options)
     rows = []
     for run, scores in zip(runs[1:], tests.systems[1:], strict=True):
         differences = [
@@ -301,39 +297,23 @@ def make_length_scores(runs: Sequence[ReportedRun], samples: int) -> Blocks:
     return [charts, table]
 
 
-def make_directions(runs: Sequence[ReportedRun], name: str, samples: int) -> Blocks:
-    """A chart and a table of the scores of each direction, of runs of several, for the set `name`.
-
-    They have intervals if the run has translations of the direction; without them, those of the test set are
-    the scores of its report.
-    """
-    rows, bars = [], dict[str, list[tuple[int, Bar]]]()
+def make_directions(runs: Sequence[ReportedRun], samples: int) -> Blocks:
+    """A chart and a table of the scores of each direction that runs of several have translations of."""
+    cells: dict[str, list[list[Any]]] = {}  # the runs of a direction below each other
+    bars = dict[str, list[tuple[int, Bar]]]()
     for run in runs:
-        test = run.report.get("test") or {}
-        groups = {
-            direction: (
-                report.get("sentences"),
-                {metric: Bar(report[metric], None) for metric in QUICK if report.get(metric) is not None},
-            )
-            for direction, report in (test.get("directions") or {} if name == "test" else {}).items()
-        }
         for direction, translations in run.by_direction.items():
             options = _choose_score_options(run, translations.references, direction.target)
             scores = _score(translations, samples, options | {"only": QUICK})
-            groups[direction.name] = len(translations.sources), scores
-        for direction_name, (size, scores) in groups.items():
-            cells = [write_bar(scores.get(metric)) for metric in QUICK]
-            rows.append([direction_name, run, _number(size), *cells])
-            if "bleu" in scores:
-                bars.setdefault(direction_name, []).append((run.number, scores["bleu"]))
-    if not rows:
+            written = [write_bar(scores[metric]) for metric in QUICK]
+            row = [direction.name, run, f"{len(translations.sources):,}", *written]
+            cells.setdefault(direction.name, []).append(row)
+            bars.setdefault(direction.name, []).append((run.number, scores["bleu"]))
+    if not cells:
         return []
-    order = {direction: place for place, direction in enumerate(dict.fromkeys(row[0] for row in rows))}
-    rows.sort(key=lambda row: order[row[0]])  # the runs of a direction below each other
-    heading = ["direction", "run", "sentences", *_QUICK_TITLES]
-    caption = "Scores by direction, with 95% intervals where there are translations"
+    heading, rows = ["direction", "run", "sentences", *_QUICK_TITLES], [*itertools.chain(*cells.values())]
     chart = chart_bars(bars, title="BLEU by direction", x_name="direction")
-    return [chart, Table(heading, rows, caption, (2, 3, 4))]
+    return [chart, Table(heading, rows, "Scores by direction, with 95% intervals", (2, 3, 4))]
 
 
 def mark_words(old: str, new: str) -> list[tuple[str, str]]:
@@ -419,7 +399,6 @@ def make_data(runs: Sequence[ReportedRun]) -> Blocks:
                 cells = [split, part["name"], f"{part['read']:,}", f"{part['pairs']:,}"]
                 rows.append([run, *cells, problems or "none"])
     if not rows:
-        text = "The runs were trained by a version that did not record it; see the command prepare."
-        return [text]
+        return ["The runs were trained by a version that did not record it; see the command prepare."]
     heading = ["run", "split", "data set", "read", "kept", "problems"]
     return [Table(heading, rows, "Pairs that were read and kept", (3, 4))]
