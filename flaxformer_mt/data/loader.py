@@ -1,10 +1,9 @@
 """Batches built ahead of the training step, from any position in the sequence of epochs."""
 
-import sys
-import threading
+import collections
+import functools
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
 
 import numpy as np
 
@@ -37,115 +36,75 @@ def train_batches(
     epoch is in use. Closing the iterator ends the threads. `accumulation` is the number of batches of an
     update, in which the steps of stages are counted.
     """
-    import grain  # imported late: the import takes half a second
+    planner = _Planner(stores, config, seed, accumulation)
+    build = functools.partial(make_batch, pad_id=pad_id, bos_id=bos_id, share=share)
+    ahead = max(config.prefetch, config.loader_threads) if config.prefetch and config.loader_threads else 0
+    waiting = collections.deque[tuple[Position, Future[BatchArray]]]()
+    planning = ThreadPoolExecutor(1, thread_name_prefix="plan-epoch")
+    building = ThreadPoolExecutor(max(1, config.loader_threads), thread_name_prefix="make-batch")
 
-    # Grain returns batches in order; the steps in progress lie within its buffer.
-    buffer = max(config.prefetch, config.loader_threads) if config.prefetch and config.loader_threads else 0
-    epochs = _Epochs(stores, config, seed, start, buffer + 1, accumulation)
+    def take() -> tuple[Position, BatchArray]:
+        position, batch = waiting.popleft()
+        return position, batch.result()
 
-    def batch_at(step: int) -> tuple[Position, BatchArray | None]:
-        located = epochs.find(step)
-        if located is None:
-            return start, None
-        active, index = located
-        batch = make_batch(active.store, active.plan[index], pad_id=pad_id, bos_id=bos_id, share=share)
-        ended = index + 1 == len(active.plan)
-        return active.after if ended else active.place._replace(index=index + 1), batch
-
-    steps = grain.MapDataset.range(sys.maxsize).map(batch_at)
-    options = grain.ReadOptions(num_threads=config.loader_threads, prefetch_buffer_size=buffer)
-    batches = iter(steps.to_iter_dataset(options))
     try:
-        for position, batch in batches:
-            if batch is None:
-                return
-            yield position, batch
+        place, first = start._replace(index=0), start.index
+        planned = planning.submit(planner.plan, place)
+        while True:
+            while waiting and (not planned.done() or planned.exception()):
+                yield take()
+            if (epoch := planned.result()) is None:
+                break
+            store, plan = epoch
+            _check_resumed(first, place, plan)
+            after = planner.after(place, plan)
+            planned = planning.submit(planner.plan, after)
+            for index in range(first, len(plan)):
+                position = after if index + 1 == len(plan) else place._replace(index=index + 1)
+                if not ahead:
+                    yield position, build(store, plan[index])
+                    continue
+                waiting.append((position, building.submit(build, store, plan[index])))
+                if len(waiting) > ahead:
+                    yield take()
+            place, first = after, 0
+        while waiting:
+            yield take()
     finally:
-        batches.close()
-        epochs.close()
+        for threads in (planning, building):
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
-class _ActiveEpoch(NamedTuple):
-    """The epoch from `place` to `after`: steps `first` to `end` - 1, counted from the loader's start."""
-
-    place: Position
-    after: Position
-    first: int
-    end: int
-    store: TokenStore
-    plan: EpochPlan
+def _check_resumed(index: int, place: Position, plan: EpochPlan) -> None:
+    if index > len(plan):
+        raise UserError(
+            f"training should resume at batch {index} of epoch {place.epoch}, which has "
+            f"{len(plan)} batches; the data or config.data differs from the checkpoint's: restore it"
+        )
 
 
-class _Epochs:
-    """Maps a step of the loader to its epoch; plans each epoch while the previous epoch is in use."""
+class _Planner:
+    """Plans the epochs, and builds their stores where they vary."""
 
-    def __init__(
-        self,
-        stores: EpochStores,
-        config: DataConfig,
-        seed: int,
-        start: Position,
-        spread: int,
-        accumulation: int,
-    ) -> None:
-        self._stores, self._config, self._seed, self._start = stores, config, seed, start
-        self._spread = spread
-        base = stores.base
+    def __init__(self, stores: EpochStores, config: DataConfig, seed: int, accumulation: int) -> None:
+        self._stores, self._config, self._seed, base = stores, config, seed, stores.base
         self._curriculum = make_curriculum(config, base.parts, seed=seed, accumulation=accumulation)
         self._shapes = make_training_shapes(
             base.source_lengths, base.target_lengths, config=config, headroom=stores.varies
         )
-        self._lock = threading.Lock()
-        self._active: list[_ActiveEpoch] = []
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="plan-epoch")
-        self._next_place = start._replace(index=0)
-        self._next = self._plan_ahead()
 
-    def find(self, step: int) -> tuple[_ActiveEpoch, int] | None:
-        """The epoch of `step`, and the index of the batch within that epoch; None after the last stage."""
-        while True:
-            with self._lock:
-                for active in self._active:
-                    if active.first <= step < active.end:
-                        return active, step - active.first
-                planned = self._next
-            if planned is None:
-                return None
-            planned.result()  # outside the lock: other threads continue with the current epoch
-            with self._lock:
-                if planned is self._next:
-                    self._begin_next(step, *planned.result())
+    def after(self, place: Position, plan: EpochPlan) -> Position:
+        if self._curriculum is None:
+            return Position(place.epoch + 1, 0)
+        return self._curriculum.after(place, len(plan))
 
-    def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
-
-    def _plan_ahead(self) -> Future[tuple[TokenStore, EpochPlan]] | None:
-        over = self._curriculum is not None and self._curriculum.is_over(self._next_place)
-        return None if over else self._executor.submit(self._make, self._next_place)
-
-    def _begin_next(self, step: int, store: TokenStore, plan: EpochPlan) -> None:
-        place = self._next_place
-        if self._active:
-            first = self._active[-1].end
-        else:
-            first = -self._start.index
-            if self._start.index > len(plan):
-                raise UserError(
-                    f"training should resume at batch {self._start.index} of epoch {place.epoch}, which has "
-                    f"{len(plan)} batches; the data or config.data differs from the checkpoint's: restore it"
-                )
-        after = Position(place.epoch + 1, 0)
-        if self._curriculum is not None:
-            after = self._curriculum.after(place, len(plan))
-        self._active = [active for active in self._active if active.end > step - self._spread]
-        self._active.append(_ActiveEpoch(place, after, first, first + len(plan), store, plan))
-        self._next_place = after
-        self._next = self._plan_ahead()
-
-    def _make(self, place: Position) -> tuple[TokenStore, EpochPlan]:
+    def plan(self, place: Position) -> tuple[TokenStore, EpochPlan] | None:
+        """The store and the plan of an epoch; None after the last stage."""
         if self._curriculum is None:
             store = self._stores.store(place.epoch)
             return store, self._plan(store, place, None)
+        if self._curriculum.is_over(place):
+            return None
         stage = self._curriculum.stages[place.stage]
         store, drawn = self._stores.draw(place.epoch, self._curriculum.draw(place), stage.noise)
         plan = self._plan(store, place, drawn)
