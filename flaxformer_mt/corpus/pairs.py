@@ -44,6 +44,20 @@ class WordLinks(NamedTuple):
     identity: str
 
 
+class Side(NamedTuple):
+    """Sentences of one language: `tokens[offsets[i]:offsets[i] + lengths[i]]` are the ids of sentence i."""
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    lengths: np.ndarray
+
+    def take(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of these sentences, one after the other, and how many each has."""
+        lengths = self.lengths[examples]
+        starts = self.offsets[examples] - (np.cumsum(lengths) - lengths)
+        return self.tokens[np.arange(lengths.sum()) + np.repeat(starts, lengths)], lengths
+
+
 class Rows(Protocol):
     """Pairs of bytes with random access."""
 

@@ -20,9 +20,9 @@ from flaxformer_mt.config import (
     ParallelConfig,
     VocabConfig,
 )
-from flaxformer_mt.corpus import columns, read_pairs
-from flaxformer_mt.corpus.columns import Side, Weights, link_pieces
-from flaxformer_mt.corpus.pairs import Pair, Part
+from flaxformer_mt.corpus import read_pairs
+from flaxformer_mt.corpus.columns import Weights, link_pieces
+from flaxformer_mt.corpus.pairs import Pair, Part, Side
 from flaxformer_mt.data import batch_array
 from flaxformer_mt.data import loader as loader_module
 from flaxformer_mt.data.batch_array import BatchArray, RowShare, make_empty_batch
@@ -37,7 +37,7 @@ from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.setup import TrainingSetup
 from flaxformer_mt.vocab import Vocabs, make_vocabs
-from flaxformer_mt.vocab.words_of_pieces import number_pieces
+from flaxformer_mt.vocab.words_of_pieces import find_words, number_pieces
 
 PAD, BOS = 0, 1
 IDS = {"pad_id": PAD, "bos_id": BOS}
@@ -131,7 +131,7 @@ def test_rows_that_devices_cannot_share_evenly_are_padded():
 def test_each_token_has_the_weight_of_its_pair_in_every_batching():
     pairs = [([9] * (1 + n % 5), [10 + n] * (1 + n % 7)) for n in range(40)]
     unweighted, store = store_of(pairs), store_of(pairs)
-    weights = Weights([np.arange(1, 41, dtype=np.float32) / 8], [])
+    weights = Weights([np.arange(1, 41, dtype=np.float32) / 8])
     store.columns = {"target_weights": weights.open(FakePairs(pairs), {})}
     for batching in ("bucket", "pack", "shuffle"):
         config = dataclasses.replace(CONFIG, batching=batching)
@@ -386,11 +386,7 @@ def test_each_piece_is_linked_to_each_piece_of_the_aligned_word():
 
 def test_pieces_with_a_space_inside_are_numbered_by_their_words():
     """As many pieces begin with a space as there are words; the second of them is no word."""
-    pieces = ["</s>", "\u2581a\u2581b", "\u2581", "\u2581c"]
-    vocab = SimpleNamespace(size=4, pieces=lambda ids: [pieces[number] for number in ids])
-    ids = [np.array([1, 2, 3, 0])]
-    (numbers,) = columns._number_words(["a b c"], ids, vocab, columns._tabulate(vocab))
-    assert numbers.tolist() == [0, 2, 2]
+    assert find_words(["\u2581a\u2581b", "\u2581", "\u2581c"], "a b c", lambda words: []) == [0, 2, 2]
 
 
 def test_links_reach_the_right_places_of_batches(tmp_path):

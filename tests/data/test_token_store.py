@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.config import NoiseConfig, VocabConfig
-from flaxformer_mt.corpus.columns import Links
 from flaxformer_mt.corpus.documents import Context
 from flaxformer_mt.corpus.pairs import Pair, Pairs, Part, RawSplit
 from flaxformer_mt.data import token_store as store_module
@@ -283,8 +282,8 @@ def test_source_and_target_and_chunks_are_sampled_apart(tmp_path, monkeypatch):
 def test_no_two_steps_draw_the_same_numbers(vocabs):
     noise = TextNoise(NoiseConfig(typos=0.1, random_text=0.1))
     facts = (True, (("de", "en"),), ("<2en>",), Context(2, 100))
-    steps = TokenizeChunks(vocabs, Drawing(0.1, 1, noise), (Links,), 1, *facts).steps()
-    assert [*steps] == ["noise", "random words", "target tags", "source", "target", "context", "columns"]
+    steps = TokenizeChunks(vocabs, Drawing(0.1, 1, noise), 1, *facts).steps()
+    assert [*steps] == ["noise", "random words", "target tags", "source", "target", "context"]
     seeds = {step_seed(1, chunk, name) for chunk in range(50) for name in steps}
     assert len(seeds) == 50 * len(steps)
 

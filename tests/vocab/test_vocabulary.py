@@ -20,11 +20,11 @@ from tiny_experiment import text_data
 from flaxformer_mt.config import Config, VocabConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.corpus import word_alignment
-from flaxformer_mt.corpus.pairs import Pair, Part
+from flaxformer_mt.corpus.pairs import Pair, Part, Side
 from flaxformer_mt.data import learned_shortlist
 from flaxformer_mt.data.learned_shortlist import ShortlistRequest, learn_lexicon, write_shortlist
 from flaxformer_mt.data.prepare import prepare
-from flaxformer_mt.data.token_store import Side, TokenStore
+from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, load_vocabs, make_vocabs
 from flaxformer_mt.vocab import sentencepiece_vocab as vocab_module
