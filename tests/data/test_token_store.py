@@ -13,12 +13,12 @@ import pytest
 
 from flaxformer_mt.config import NoiseConfig, VocabConfig
 from flaxformer_mt.corpus.documents import Context
-from flaxformer_mt.corpus.pairs import Pair, Pairs, Part, RawSplit
+from flaxformer_mt.corpus.pairs import Pair, Pairs, Part, RawSplit, RowSet
 from flaxformer_mt.data import token_store as store_module
 from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.text_noise import TextNoise
 from flaxformer_mt.data.token_store import BuildStopped, TokenStore
-from flaxformer_mt.data.tokenization import Drawing, TokenizeChunks, step_seed
+from flaxformer_mt.data.tokenization import NOTHING, Drawing, TokenizeChunks, step_seed
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 from flaxformer_mt.vocab.pretrained_vocab import PretrainedMetadata, PretrainedVocab
@@ -222,7 +222,7 @@ def test_each_target_begins_with_the_tag_of_its_language(tmp_path, monkeypatch, 
         sides = ("x.de", f"x.{language}")
         splits.append(RawSplit(language, language, rows, ("de", language), sides, "line", target_tag=tag))
         expected += [[tags[tag], *(byte + 3 for byte in target.upper()), 1] for _, target in rows]
-    pairs = Pairs(splits, [None, None], weights=(1.0, 1.0), fingerprint="x", report={})
+    pairs = Pairs([RowSet(split, None, NOTHING, 1.0) for split in splits], fingerprint="x", report={})
     noise = TextNoise(NoiseConfig(upper_case=1.0), ())
     vocabs, pool = Vocabs(vocab, vocab, joint=True), PoolOptions(workers)
     store = TokenStore.build(pairs, vocabs, tmp_path, Drawing(noise=noise), pool=pool)
