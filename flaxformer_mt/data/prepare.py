@@ -15,7 +15,7 @@ from flaxformer_mt.corpus.language_identification import load_identifier
 from flaxformer_mt.corpus.mixture_weights import describe_shares
 from flaxformer_mt.corpus.reader import Pairs, Split, cache_dir, has_split, read_pairs
 from flaxformer_mt.corpus.sentence_split import split_sentences
-from flaxformer_mt.corpus.side_checks import describe_side_problems, find_side_problems
+from flaxformer_mt.corpus.side_checks import describe_side_problem, find_side_problems
 from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import make_training_shapes
 from flaxformer_mt.data.corpus_diagnostics import find_lost_text, find_overlap
@@ -213,8 +213,8 @@ def plan_first_epoch(config: Config, train: EpochStores) -> Any:
 def _check_sides(model: str, splits: Mapping[str, Pairs]) -> list[dict[str, Any]]:
     findings = find_side_problems(splits, load_identifier(model) if model else None)
     if is_first():
-        for warning in describe_side_problems(findings):
-            warn_user(warning)
+        for finding in findings:
+            warn_user(describe_side_problem(finding))
     return [dataclasses.asdict(finding) for finding in findings]
 
 
