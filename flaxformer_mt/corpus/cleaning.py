@@ -38,8 +38,6 @@ _WITHOUT_SOURCE = _PROBLEMS | {"empty": "no text", "too_long": "too many charact
 PROBLEM_WORDS = _PROBLEMS | {"weight_0": "weight 0", "scores": "the score of the pair is too low"}
 # What becomes of the pairs with it.
 ACTION_WORDS = {"drop": "left out", "keep": "kept", "refuse": "refused"}
-# Rows that are searched for repetitions at a time.
-_SEARCHED = 1 << 20
 # Part of the cache key: raise it when the rules or the cached files change, so that older files are ignored.
 _FORMAT = 4
 
@@ -182,20 +180,11 @@ def describe_rules(rules: CleanConfig) -> dict[str, Any]:
 def _find_repetitions(hashes: np.ndarray, keep: np.ndarray) -> np.ndarray:
     """Kept rows, ascending, whose hashes, uint64 [N, 1 or 2], an earlier kept row has.
 
-    Sorts one 64-bit number a pair; rows whose numbers repeat are compared by all 128 bits.
+    Pairs whose 64-bit numbers are equal are compared by all 128 bits.
     """
-    mixed = mix_hashes(hashes)[keep]
-    mixed.sort()
-    repeated = mixed[1:][mixed[1:] == mixed[:-1]]
-    del mixed
-    candidates = [np.zeros(0, np.int64)]
-    for start in range(0, len(hashes) if len(repeated) else 0, _SEARCHED):
-        block = slice(start, start + _SEARCHED)
-        candidates.append(start + np.flatnonzero(keep[block] & occur_in(mix_hashes(hashes[block]), repeated)))
-    rows = np.concatenate(candidates)
-    values = mix_hashes(hashes[rows])
+    values, rows = mix_hashes(hashes)[keep], np.flatnonzero(keep)
     order = np.argsort(values, kind="stable")  # equal ones stay in the order of their rows
-    rows, values = rows[order], values[order]
+    values, rows = values[order], rows[order]
     again = np.flatnonzero(values[1:] == values[:-1]) + 1
     first = rows[np.searchsorted(values, values[again])]
     alike = (hashes[rows[again]] == hashes[first]).all(axis=1)

@@ -205,7 +205,7 @@ def check_unicode(texts: Iterable[str]) -> None:
 
 def train_model(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> bytes:
     """Train without normalization on text that is normalized as that of its side."""
-    lines, model = _Lines(config, pairs, sides), io.BytesIO()
+    lines, model = list(_read_lines(config, pairs, sides)), io.BytesIO()
     tags = getattr(pairs, "tags", ()) if "source" in sides else ()
     sentencepiece.set_min_log_level(_ONLY_FATAL)
     try:
@@ -228,8 +228,6 @@ def train_model(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -
             minloglevel=_ONLY_FATAL,
         )
     except RuntimeError as error:
-        if lines.error is not None:
-            raise lines.error from None
         raise _explain(str(error), config, sides) from error
     size = Vocab(model.getvalue()).size
     # A char model has one piece per character, whatever size is requested.
@@ -261,30 +259,15 @@ def _make_normalizer(name: str) -> sentencepiece.SentencePieceNormalizer:
     return sentencepiece.SentencePieceNormalizer(norm_map=list(rules.items()), **plain)
 
 
-class _Lines:
-    """Normalized sentences to train on, at most `max_sentences`, evenly spaced over the data.
-
-    error: the exception raised by reading the pairs, which SentencePiece would convert to its own error.
-    """
-
-    def __init__(self, config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> None:
-        self._pairs = pairs
-        self._normalizers = {side: _make_normalizer(_normalization_of(config, side)) for side in sides}
-        self._wanted = min(len(pairs), max(1, config.max_sentences // len(sides)))
-        self.error: BaseException | None = None
-
-    def __iter__(self) -> Iterator[str]:
-        total, wanted = len(self._pairs), self._wanted
-        try:
-            pairs = self._pairs
-            if wanted < total:
-                pairs = pairs.select((np.arange(1, wanted + 1) * total + wanted - 1) // wanted - 1)
-            for pair in pairs:
-                for side, normalizer in self._normalizers.items():
-                    yield from _split_line(normalizer.Normalize(getattr(pair, side)))
-        except BaseException as error:
-            self.error = error
-            raise
+def _read_lines(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> Iterator[str]:
+    """Yield normalized sentences to train on, at most `max_sentences`, evenly spaced over the data."""
+    normalizers = {side: _make_normalizer(_normalization_of(config, side)) for side in sides}
+    total, wanted = len(pairs), max(1, config.max_sentences // len(sides))
+    if wanted < total:
+        pairs = pairs.select((np.arange(1, wanted + 1) * total + wanted - 1) // wanted - 1)
+    for pair in pairs:
+        for side, normalizer in normalizers.items():
+            yield from _split_line(normalizer.Normalize(getattr(pair, side)))
 
 
 def _split_line(line: str) -> Iterator[str]:

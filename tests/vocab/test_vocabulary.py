@@ -277,11 +277,11 @@ class Selectable(list):
 
 def test_max_sentences_are_spread_over_the_data(tmp_path):
     pairs = Selectable(make_pairs(100))
-    lines = vocab_module._Lines(small_config(max_sentences=20), pairs, ("source", "target"))
+    lines = vocab_module._read_lines(small_config(max_sentences=20), pairs, ("source", "target"))
     numbers = [int(re.search(r"\d+", line)[0]) for line in lines]
     assert numbers == [n for n in range(9, 100, 10) for _ in range(2)]
-    assert len(list(vocab_module._Lines(small_config(max_sentences=33), pairs, ("source",)))) == 33
-    assert len(list(vocab_module._Lines(small_config(), make_pairs(100), ("source",)))) == 100
+    assert len(list(vocab_module._read_lines(small_config(max_sentences=33), pairs, ("source",)))) == 33
+    assert len(list(vocab_module._read_lines(small_config(), make_pairs(100), ("source",)))) == 100
 
 
 def test_long_lines_are_cut_not_lost(tmp_path):
