@@ -17,21 +17,6 @@ _WITHOUT_SPACES = frozenset(
     "AHOM BALINESE BOPOMOFO CJK HIRAGANA JAVANESE KATAKANA KHMER LAO MYANMAR NEW NUSHU TAI TANGUT THAI "
     "TIBETAN YI".split()
 )
-# Default_Ignorable_Code_Point of Unicode's DerivedCoreProperties.txt that is no format or control character:
-# the grapheme joiner, fillers of Hangul, vowels of Khmer without a form, variation selectors, unassigned.
-_IGNORABLE = frozenset(
-    chr(point)
-    for block in (
-        *((0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2065, 0x3164, 0xFFA0), range(0x180B, 0x1810)),
-        *(range(0xFE00, 0xFE10), range(0xFFF0, 0xFFF9), range(0xE0000, 0xE1000)),
-    )
-    for point in block
-)
-# Prepended_Concatenation_Mark of Unicode's PropList.txt: signs around numbers, which are drawn although they
-# are format characters.
-_DRAWN = frozenset(
-    map(chr, (*range(0x0600, 0x0606), 0x06DD, 0x070F, 0x0890, 0x0891, 0x08E2, 0x110BD, 0x110CD))
-)
 # Soft hyphen, Arabic letter mark, zero-width space, marks of direction, embeddings and overrides of it, word
 # joiner, invisible operators of formulas, isolates, deprecated format characters, byte order mark.
 INVISIBLE = "\u00ad\u061c\u200b\u200e\u200f\ufeff" + "".join(
@@ -147,15 +132,18 @@ def lacks_spaces(texts: Iterable[str]) -> bool:
 
 def is_blank(text: str) -> bool:
     """Return whether nothing of a text can be seen: white space, marks of direction, byte order marks."""
-    return not text or text.isspace() or all(map(_is_invisible, text))
+    return not text or text.isspace() or _compile_blanks().fullmatch(text) is not None
 
 
-@functools.lru_cache(maxsize=1 << 12)
-def _is_invisible(character: str) -> bool:
-    if character in _DRAWN:
-        return False
-    category = unicodedata.category(character)
-    return character.isspace() or category in ("Cc", "Cf") or character in _IGNORABLE
+@functools.cache
+def _compile_blanks() -> Any:
+    """Compile blank text; signs around numbers are drawn, although they are format characters."""
+    import regex
+
+    ignorable = r"\p{Default_Ignorable_Code_Point}"
+    return regex.compile(
+        rf"[[\s\p{{Cc}}\p{{Cf}}{ignorable}]--\p{{Prepended_Concatenation_Mark}}]*+", regex.V1
+    )
 
 
 def find_encoding(beginning: bytes) -> str:

@@ -313,16 +313,8 @@ def _open(member: Member, config: DataConfig, split: Split) -> RawSplit:
     languages = (member.direction.source, member.direction.target)
     if _is_text(name):
         folder = _text_folder(name, config)
-        return open_parallel_text(
-            folder,
-            _match_files(folder, wanted, languages) or wanted,
-            name=name,
-            languages=languages,
-            clean=config.clean,
-            may_drop=split == "train",
-            cache=cache_dir(config),
-            documents=config.context > 0 or split != "train",
-        )
+        wanted, is_train = _match_files(folder, wanted, languages) or wanted, split == "train"
+        return open_parallel_text(folder, wanted, languages, config, name=name, is_train=is_train)
     if name.startswith(PREFIX):
         return open_hub_set(name, wanted, languages=languages, cache=cache_dir(config))
     with quiet():
