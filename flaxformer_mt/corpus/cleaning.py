@@ -191,15 +191,6 @@ def _find_repetitions(hashes: np.ndarray, keep: np.ndarray) -> np.ndarray:
     return np.sort(rows[again[alike]])
 
 
-def occur_in(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    """Whether each of the values [N] is one of `ordered`, which is ascending: bool [N]."""
-    if not len(ordered):
-        return np.zeros(len(values), bool)
-    places = np.searchsorted(ordered, values)
-    places[places == len(ordered)] = 0
-    return ordered[places] == values
-
-
 def mix_hashes(hashes: np.ndarray) -> np.ndarray:
     """One number for the hashes of each pair: uint64 [N, 1 or 2] to uint64 [N]."""
     return hashes[:, 0] * np.uint64(0x9E3779B97F4A7C15) + (hashes[:, 1] if hashes.shape[1] == 2 else 0)

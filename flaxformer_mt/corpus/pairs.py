@@ -17,8 +17,6 @@ from flaxformer_mt.unicode_text import is_blank
 
 # Pairs read at a time when iterating.
 _CHUNK = 16384
-# Hashes read at a time.
-_HASHES = 1 << 18
 
 
 class Pair(NamedTuple):
@@ -200,11 +198,9 @@ class Pairs:
         return {text: f"{source}, {target} in {folder}" for text, (source, target, folder) in names.items()}
 
     def read_hashes(self) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-        """Yield the hashes of all pairs in blocks, uint64 [N, 2], with the tags of their data set."""
-        for split, kept, hashes, _ in self._sets:
-            for start in range(0, len(hashes if kept is None else kept), _HASHES):
-                block = slice(start, start + _HASHES)
-                yield split.tags, hashes[block] if kept is None else hashes[kept[block]]
+        """Yield the hashes of the pairs of each data set, uint64 [N, 2], with its tags."""
+        for split, rows, hashes, _ in self._sets:
+            yield split.tags, hashes if rows is None else hashes[rows]
 
     def select(self, numbers: np.ndarray) -> "Pairs":
         """The pairs with these ascending numbers, counted over all parts; a number may occur repeatedly."""

@@ -18,7 +18,7 @@ from flaxformer_mt.config.directions import (
     find_directions,
     read_members,
 )
-from flaxformer_mt.corpus.cleaning import Cleaned, describe_rules, load_or_clean, occur_in
+from flaxformer_mt.corpus.cleaning import Cleaned, describe_rules, load_or_clean
 from flaxformer_mt.corpus.columns import read_columns
 from flaxformer_mt.corpus.documents import Context
 from flaxformer_mt.corpus.hub_sets import PREFIX, has_hub_split, open_hub_set
@@ -63,11 +63,11 @@ def hold_out(
         for numbers in held[-1].values():
             for side, language in enumerate(split.languages):
                 banned.setdefault(language, []).append(own_keys[numbers, side])
-    shared = {language: np.unique(np.concatenate(digests)) for language, digests in banned.items()}
+    shared = {language: np.concatenate(digests) for language, digests in banned.items()}
     results = []
     for split, entry, own_rows, own_keys, own_held in zip(splits, cleaned, rows, keys, held, strict=True):
         digests = zip(split.languages, own_keys[own_rows].T, strict=True)
-        is_shared = np.any([occur_in(values, shared[language]) for language, values in digests], axis=0)
+        is_shared = np.any([np.isin(values, shared[language]) for language, values in digests], axis=0)
         counts = {name: len(numbers) for name, numbers in own_held.items()}
         counts["aside"] = int(is_shared.sum()) - sum(counts.values())
         selected = own_held[part] if part != "train" else own_rows[~is_shared]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flaxformer_mt.corpus.cleaning import mix_hashes, occur_in
+from flaxformer_mt.corpus.cleaning import mix_hashes
 from flaxformer_mt.corpus.pairs import Pairs
 from flaxformer_mt.vocab import Vocab
 
@@ -76,18 +76,13 @@ def find_overlap(train: Pairs, held_out: Mapping[str, Pairs]) -> dict[str, dict[
 
     Without a source language, the sentences are counted as pairs, and `sources` is 0.
     """
-    wanted = {name: _gather(pairs.read_hashes()) for name, pairs in held_out.items()}
-    known = [np.sort(np.concatenate(both)) for both in zip(*wanted.values(), strict=True)]
-    matches = {name: [np.zeros(len(hashes), bool) for hashes in both] for name, both in wanted.items()}
-    for part in train.read_hashes():
-        for which, values in enumerate(_gather([part]) if known else ()):
-            present = values[occur_in(values, known[which])]
-            for name, both in wanted.items():
-                matches[name][which] |= np.isin(both[which], present)
-    return {
-        name: {"of": len(pairs), "pairs": int(matches[name][0].sum()), "sources": int(matches[name][1].sum())}
-        for name, pairs in held_out.items()
-    }
+    known = _gather(train.read_hashes())
+    report = {}
+    for name, pairs in held_out.items():
+        shared = zip(_gather(pairs.read_hashes()), known, strict=True)
+        both, sources = (int(np.isin(*hashes).sum()) for hashes in shared)
+        report[name] = {"of": len(pairs), "pairs": both, "sources": sources}
+    return report
 
 
 def _gather(parts: Iterable[tuple[tuple[str, ...], np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:

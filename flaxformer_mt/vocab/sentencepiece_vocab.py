@@ -297,17 +297,13 @@ def _explain(problem: str, config: VocabConfig, sides: tuple[str, ...]) -> UserE
     where = " and ".join(sides)
     if match := re.search(r"Vocabulary size too high \(\d+\).* <= (\d+)", problem):
         return VocabularyTooLarge(config, sides, int(match[1]))
-    if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", problem):
+    match = re.search(r"smaller than required_chars\. \d+ vs (\d+)", problem)
+    if match or "(vocab_size) >= (0)" in problem:
+        least = int(match[1]) if match else 4 + 256 * config.byte_fallback
         return UserError(
-            f"vocab.size {config.size} is less than the {match[1]} symbols, bytes and characters that a "
-            f"{config.kind} vocabulary of the {where} text contains; set vocab.size to {match[1]} or more, "
+            f"vocab.size {config.size} is less than the {least} symbols, bytes and characters that a "
+            f"{config.kind} vocabulary of the {where} text contains; set vocab.size to {least} or more, "
             f"better several thousand, or lower vocab.character_coverage ({config.character_coverage})"
-        )
-    if "(vocab_size) >= (0)" in problem:
-        least = 4 + 256 * config.byte_fallback
-        symbols = f"special symbols{' and bytes' * config.byte_fallback}"
-        return UserError(
-            f"vocab.size {config.size} is less than the {least} {symbols}; set vocab.size above {least}"
         )
     if "sentences_.empty()" in problem or "all_chars_count" in problem:
         return UserError(f"the {where} text to train the vocabulary on is empty; check data.dataset")
