@@ -22,7 +22,7 @@ from flaxformer_mt.config import (
 )
 from flaxformer_mt.corpus import read_pairs
 from flaxformer_mt.corpus.columns import Weights, link_pieces
-from flaxformer_mt.corpus.pairs import Pair, Part, Side
+from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.data import batch_array
 from flaxformer_mt.data import loader as loader_module
 from flaxformer_mt.data.batch_array import BatchArray, RowShare, make_empty_batch
@@ -59,12 +59,7 @@ def make_pairs(number: int = 150) -> FakePairs:
 
 
 def store_of(pairs: list[tuple[list[int], list[int]]]) -> TokenStore:
-    sides = []
-    for which in (0, 1):
-        lengths = np.array([len(pair[which]) for pair in pairs], np.int32)
-        tokens = np.array([token for pair in pairs for token in pair[which]], np.uint32)
-        sides.append(Side(tokens, np.concatenate([[0], np.cumsum(lengths)]), lengths))
-    return TokenStore("memory", *sides, (Part("memory", len(pairs), 1.0),))
+    return TokenStore.of_ids(*zip(*pairs, strict=True))
 
 
 def planned(examples: list[int], rows: list[int], shape: Shape, packed: bool = False) -> PlannedBatch:
