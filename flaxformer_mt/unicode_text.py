@@ -120,8 +120,7 @@ def count_scripts(texts: Iterable[str]) -> collections.Counter[str]:
 
 
 def find_main_script(texts: Iterable[str]) -> str:
-    counts = count_scripts(texts)
-    return max(counts, key=counts.__getitem__, default="")
+    return next((script for script, _ in count_scripts(texts).most_common(1)), "")
 
 
 def lacks_spaces(texts: Iterable[str]) -> bool:
@@ -162,10 +161,9 @@ def find_encoding(beginning: bytes) -> str:
             return "UTF-32BE"
     even, odd = (beginning[start::2][: len(beginning) // 2] for start in range(2))
     if len(even) > 1:
-        if _count_controls(odd) >= _HIGH * len(odd) and _count_controls(even) <= _LOW * len(even):
-            return "UTF-16LE"
-        if _count_controls(even) >= _HIGH * len(even) and _count_controls(odd) <= _LOW * len(odd):
-            return "UTF-16BE"
+        for name, high, low in (("UTF-16LE", odd, even), ("UTF-16BE", even, odd)):
+            if _count_controls(high) >= _HIGH * len(high) and _count_controls(low) <= _LOW * len(low):
+                return name
     return ""
 
 

@@ -4,10 +4,8 @@ A rule returns for each pair the side that has the problem, 0 for the source and
 Repetitions across blocks are found in cleaning.py, by the hashes.
 """
 
-import functools
 import hashlib
 import re
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,7 +14,7 @@ import numpy as np
 
 from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.corpus.language_identification import load_identifier
-from flaxformer_mt.unicode_text import is_blank
+from flaxformer_mt.unicode_text import find_script, is_blank
 
 # Pairs that are checked at a time, and number of example rows in the report for each problem.
 BLOCK = 16384
@@ -177,13 +175,8 @@ def find_other_scripts(block: TextBlock, rules: CleanConfig) -> np.ndarray:
 
 
 def _share_of_scripts(text: str, wanted: frozenset[str]) -> float:
-    matches = [_name_script(letter) in wanted for letter in text if letter.isalpha()]
+    matches = [find_script(letter) in wanted for letter in text if letter.isalpha()]
     return sum(matches) / len(matches) if matches else 1.0
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _name_script(letter: str) -> str:
-    return unicodedata.name(letter, "").partition(" ")[0]
 
 
 def find_other_languages(block: TextBlock, rules: CleanConfig) -> np.ndarray:

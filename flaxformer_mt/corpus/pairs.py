@@ -3,7 +3,6 @@
 import bisect
 import hashlib
 import itertools
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -225,11 +224,7 @@ class Pairs:
         return parts, rows
 
     def __getitem__(self, index: int) -> Pair:
-        position = operator.index(index)
-        if position < 0:
-            position += len(self)
-        if not 0 <= position < len(self):
-            raise IndexError(f"pair index {index} is out of range: there are {len(self)} pairs")
+        position = range(len(self))[index]
         part = bisect.bisect_right(self._ends, position)
         local = position - (self._ends[part - 1] if part else 0)
         return self.read_range(part, range(local, local + 1))[0]

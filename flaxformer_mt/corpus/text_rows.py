@@ -162,14 +162,9 @@ class TextRows:
     def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
         size, pairs = text_files.BLOCK, list[tuple[bytes, bytes]]()
         with self._lock:
-            if isinstance(indices, range) and indices and indices.step == 1:
-                for number in range(indices.start // size, (indices.stop - 1) // size + 1):
-                    first = number * size
-                    block = self._open(number)
-                    pairs += block[max(0, indices.start - first) : indices.stop - first]
-            else:
-                for index in indices:
-                    pairs.append(self._open(index // size)[index % size])
+            for number, rows in itertools.groupby(indices, lambda index: index // size):
+                block = self._open(number)
+                pairs += [block[row % size] for row in rows]
         return pairs
 
     def _open(self, number: int) -> list[tuple[bytes, bytes]]:

