@@ -1,6 +1,7 @@
 """Text to ids and back, whatever the text; training, sampling, symbols, tags and shortlists."""
 
 import collections
+import gzip
 import io
 import itertools
 import json
@@ -11,10 +12,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow
 import pytest
 import sentencepiece
-from pyarrow import parquet
 from tiny_experiment import text_data
 
 from flaxformer_mt.config import Config, VocabConfig
@@ -385,21 +384,15 @@ def test_a_given_model_must_have_the_symbols(tmp_path):
     assert make_vocabs(VocabConfig(source_model=given, symbols=("<BT>",)), PAIRS, tmp_path / "ok").joint
 
 
-@pytest.mark.parametrize("form", ["tsv", "tsv.gz", "tsv.zst", "jsonl", "jsonl.gz", "parquet", "de"])
+@pytest.mark.parametrize("form", ["tsv.gz", "jsonl", "de"])
 def test_a_tag_that_the_vocabulary_splits_is_refused_before_training(tmp_path, form):
     """Whatever became of the table that `backtranslate` has written."""
     rows = [{"de": f"<BT> {a}", "en": b} for a, b in PAIRS]
-    text = {
-        "tsv": "".join(f"{row['de']}\t{row['en']}\n" for row in rows),
-        "jsonl": "".join(f"{json.dumps(row)}\n" for row in rows),
-        "de": "".join(f"{row['de']}\n" for row in rows),
-    }
-    if form == "parquet":
-        parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
-    else:
-        packing = {"gz": "gzip", "zst": "zstd"}.get(form.rpartition(".")[2])
-        with pyarrow.output_stream(str(tmp_path / f"train.{form}"), compression=packing) as file:
-            file.write(text[form.split(".")[0]].encode())
+    write_row = {"jsonl": json.dumps, "de": lambda row: row["de"]}.get(
+        form, lambda row: "\t".join(row.values())
+    )
+    text = "".join(f"{write_row(row)}\n" for row in rows).encode()
+    (tmp_path / f"train.{form}").write_bytes(gzip.compress(text) if form.endswith("gz") else text)
     if form == "de":
         (tmp_path / "train.en").write_text("".join(f"{b}\n" for _, b in PAIRS), encoding="utf-8")
     (tmp_path / "report.json").write_text('{"tag": "<BT>", "dropped": {}}')
