@@ -13,7 +13,7 @@ _CHUNK = 4096
 
 
 def align_training_pairs(options: AlignOptions) -> dict[str, Any]:
-    from flaxformer_mt.corpus.reader import find_alignments, open_train_set
+    from flaxformer_mt.corpus.reader import find_files, open_train_set
     from flaxformer_mt.corpus.word_alignment import align_corpus, format_points
     from flaxformer_mt.unicode_text import split_words
 
@@ -21,7 +21,7 @@ def align_training_pairs(options: AlignOptions) -> dict[str, Any]:
     if options.output is None and (url := find_url(data.text_dir)):
         raise UserError(f"data.text_dir is {url}, which is not written to; give --output=FILE or a URL")
     split = open_train_set(data)
-    output: str | Path | None = options.output or find_alignments(data)[0]
+    output: str | Path | None = options.output or find_files(data, data.alignments)[0]
     if not output:
         raise UserError("there is no file to write to; give --output=FILE, or set data.alignments")
     if not split.has_source:

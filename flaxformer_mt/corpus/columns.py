@@ -2,7 +2,7 @@
 
 import abc
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -44,13 +44,19 @@ class Layout(NamedTuple):
 class Column(abc.ABC):
     """A property of pairs: `sets` has the values of all rows of each data set; None: this one has none.
 
-    name: the field of `Batch` that has it.
+    name: the field of `Batch` that has it. option: the field of `DataConfig` with the files, if any.
     """
 
     name: ClassVar[str]
+    option: ClassVar[str] = ""
 
-    def __init__(self, sets: Sequence[Any]) -> None:
+    def __init__(self, sets: Sequence[Any], splits: Sequence[RawSplit]) -> None:
         self.sets = tuple(sets)
+
+    @classmethod
+    @abc.abstractmethod
+    def read(cls, split: RawSplit, file: Path | None, config: DataConfig) -> Any:
+        """The values of all rows of a training set; None if it has none."""
 
     @abc.abstractmethod
     def open(self, pairs: Pairs, sides: Mapping[str, Side]) -> Self:
@@ -66,6 +72,10 @@ class Weights(Column):
 
     name = "target_weights"
     values: np.ndarray
+
+    @classmethod
+    def read(cls, split: RawSplit, file: Path | None, config: DataConfig) -> np.ndarray | None:
+        return split.weights
 
     def open(self, pairs: Pairs, sides: Mapping[str, Side]) -> Self:
         opened, start = copy.copy(self), 0
@@ -90,15 +100,20 @@ class Links(Column):
     source pieces of a target piece equal shares. A link of a store is source << 16 | target position.
     """
 
-    name = "alignment"
+    name, option = "alignment", "alignments"
     sets: tuple[WordLinks | None, ...]
     _links = NO_SENTENCES
 
     def __init__(self, sets: Sequence[WordLinks | None], splits: Sequence[RawSplit]) -> None:
-        super().__init__(sets)
+        super().__init__(sets, splits)
         # Tags are words before those of the text.
         tags = ((" ".join(split.tags), split.target_tag) for split in splits)
         self._shifts = [np.array([len(split_words(tag)) for tag in both], np.int32) for both in tags]
+
+    @classmethod
+    def read(cls, split: RawSplit, file: Path | None, config: DataConfig) -> WordLinks | None:
+        may_drop = config.clean.unequal_lines == "drop"
+        return load_links(file, split, may_drop=may_drop, cache=cache_dir(config)) if file else None
 
     @property
     def key(self) -> str:
@@ -192,14 +207,17 @@ def link_pieces(
     return np.stack([source, target], axis=1), np.repeat(owners, total)
 
 
+COLUMNS: tuple[type[Column], ...] = (Weights, Links)
+
+
 def read_columns(
-    splits: Sequence[RawSplit], alignments: Sequence[Path | None], config: DataConfig
+    splits: Sequence[RawSplit], config: DataConfig, find_files: Callable[..., Sequence[Path | None]]
 ) -> dict[str, Column]:
-    """The properties that at least one of the training sets has; `alignments` are the files of the sets."""
-    may_drop, cache = config.clean.unequal_lines == "drop", cache_dir(config)
-    links = [
-        load_links(file, split, may_drop=may_drop, cache=cache) if file else None
-        for split, file in zip(splits, alignments, strict=True)
-    ]
-    columns: list[Column] = [Weights([split.weights for split in splits]), Links(links, splits)]
-    return {column.name: column for column in columns if any(values is not None for values in column.sets)}
+    """The properties that at least one of the training sets has."""
+    columns = {}
+    for column in COLUMNS:
+        files = find_files(config, getattr(config, column.option, ()))
+        sets = [column.read(split, file, config) for split, file in zip(splits, files, strict=True)]
+        if any(values is not None for values in sets):
+            columns[column.name] = column(sets, splits)
+    return columns

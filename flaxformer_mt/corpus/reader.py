@@ -19,7 +19,7 @@ from flaxformer_mt.config.directions import (
     read_members,
 )
 from flaxformer_mt.corpus.cleaning import Cleaned, describe_rules, load_or_clean
-from flaxformer_mt.corpus.columns import read_columns
+from flaxformer_mt.corpus.columns import COLUMNS, read_columns
 from flaxformer_mt.corpus.documents import Context
 from flaxformer_mt.corpus.hub_sets import PREFIX, has_hub_split, open_hub_set
 from flaxformer_mt.corpus.mixture_weights import choose_weights
@@ -99,7 +99,8 @@ def copy_text(url: str, config: DataConfig) -> Path:
     splits = {config.train_split, config.valid_split, config.test_split, "valid", "validation"}
     languages = {language for direction in find_directions(config) for language in direction}
     texts = _name_files(splits, {*filter(None, languages), *TABLES})
-    wanted = texts | _name_files(splits, ["weights", "documents"]) | {*filter(None, config.alignments)}
+    wanted = texts | _name_files(splits, ["weights", "documents"])
+    wanted |= {name for column in COLUMNS for name in getattr(config, column.option, ()) if name}
     folder.mkdir(parents=True, exist_ok=True)
     show_as(folder, url)
     present = fetch_files(url, folder, wanted=wanted)
@@ -169,7 +170,7 @@ def read_pairs(
         ],
         fingerprint=digest([split, rules, *identities]),
         report={"split": split, "pairs": sum(counts), "parts": reports},
-        columns=read_columns(splits, find_alignments(config), config) if split == "train" else {},
+        columns=read_columns(splits, config, find_files) if split == "train" else {},
         context=Context.of(config),
     )
 
@@ -253,17 +254,17 @@ def open_train_set(config: DataConfig) -> RawSplit:
     return _open(members[0], config, "train")
 
 
-def find_alignments(config: DataConfig) -> list[Path | None]:
+def find_files(config: DataConfig, configured: tuple[str, ...]) -> list[Path | None]:
     """The file of each data set, or None; a name without a folder is one of the set's text folder."""
     names = [member.dataset for member in read_members(config)]
-    files = config.alignments or ("",)
+    files = configured or ("",)
     return [
-        _find_alignments(name, file, config) if file else None
+        _find_file(name, file, config) if file else None
         for name, file in zip(names, files * (len(names) if len(files) == 1 else 1), strict=True)
     ]
 
 
-def _find_alignments(name: str, file: str, config: DataConfig) -> Path:
+def _find_file(name: str, file: str, config: DataConfig) -> Path:
     path = Path(file).expanduser()
     if _is_text(name) and path.name == file:
         path = _text_folder(name, config) / file

@@ -126,7 +126,7 @@ def test_rows_that_devices_cannot_share_evenly_are_padded():
 def test_each_token_has_the_weight_of_its_pair_in_every_batching():
     pairs = [([9] * (1 + n % 5), [10 + n] * (1 + n % 7)) for n in range(40)]
     unweighted, store = store_of(pairs), store_of(pairs)
-    weights = Weights([np.arange(1, 41, dtype=np.float32) / 8])
+    weights = Weights([np.arange(1, 41, dtype=np.float32) / 8], [])
     store.columns = {"target_weights": weights.open(FakePairs(pairs), {})}
     for batching in ("bucket", "pack", "shuffle"):
         config = dataclasses.replace(CONFIG, batching=batching)
