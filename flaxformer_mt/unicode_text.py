@@ -131,18 +131,17 @@ def lacks_spaces(texts: Iterable[str]) -> bool:
 
 def is_blank(text: str) -> bool:
     """Return whether nothing of a text can be seen: white space, marks of direction, byte order marks."""
-    return not text or text.isspace() or _compile_blanks().fullmatch(text) is not None
+    return not text or text.isspace() or all(map(_is_invisible, text))
 
 
-@functools.cache
-def _compile_blanks() -> Any:
-    """Compile blank text; signs around numbers are drawn, although they are format characters."""
+@functools.lru_cache(maxsize=1 << 12)
+def _is_invisible(character: str) -> bool:
+    """Return whether nothing is drawn; signs around numbers are, although they are format characters."""
     import regex
 
-    ignorable = r"\p{Default_Ignorable_Code_Point}"
-    return regex.compile(
-        rf"[[\s\p{{Cc}}\p{{Cf}}{ignorable}]--\p{{Prepended_Concatenation_Mark}}]*+", regex.V1
-    )
+    invisible = r"[\s\p{Cc}\p{Cf}\p{Default_Ignorable_Code_Point}]"
+    pattern = rf"[{invisible}--\p{{Prepended_Concatenation_Mark}}]"
+    return regex.fullmatch(pattern, character, regex.V1) is not None
 
 
 def find_encoding(beginning: bytes) -> str:

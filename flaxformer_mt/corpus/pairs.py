@@ -210,7 +210,7 @@ class Pairs:
             start = end
         digest = hashlib.blake2b(self.fingerprint.encode(), digest_size=16)
         digest.update(numbers.astype(np.int64).tobytes())
-        facts = {"report": self.report, "columns": self.columns, "context": self.context}
+        facts: dict[str, Any] = {"report": self.report, "columns": self.columns, "context": self.context}
         return Pairs(sets, fingerprint=digest.hexdigest(), **facts)
 
     def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -148,7 +148,12 @@ def read_pairs(
                 f"data.context is {config.context}, but the rows of {member.name} are in no known order; use "
                 "text files (parallel_text) in the order of their documents, or set data.context=0"
             )
-        options = {"may_drop": stored == "train", "digests": holds_out, "pool": pool, "progress": progress}
+        options: dict[str, Any] = {
+            "may_drop": stored == "train",
+            "digests": holds_out,
+            "pool": pool,
+            "progress": progress,
+        }
         rows = load_or_clean(raw, config.clean, folder=cache_dir(config) / "cleaned", **options)
         cleaned.append(_drop_and_check(raw, rows, member, config, split))
         tags = choose_tags(config, member.direction) if tagged else ()

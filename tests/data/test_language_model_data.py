@@ -136,7 +136,7 @@ def test_there_is_one_vocabulary_of_the_targets(tmp_path):
     given = dataclasses.replace(config, source_model=str(tmp_path / "a" / "joint.model"), size=999)
     same = make_vocabs(given, mixed, tmp_path / "c", target_only=True)
     assert same.target.fingerprint == vocabs.target.fingerprint
-    with pytest.raises(UserError, match=r"one model serves all text; set it as vocab\.source_model$"):
+    with pytest.raises(UserError, match=r"target_model is x, but .*; set vocab\.source_model to the model"):
         wrong = dataclasses.replace(config, target_model="x")
         make_vocabs(wrong, mixed, tmp_path / "d", target_only=True)
 
