@@ -143,18 +143,10 @@ def read_pairs(
     for member in members:
         with progress.part(f"reading {member.name}"):
             raw = _open(member, config, stored)
-        if config.context and raw.documents is None:
-            raise UserError(
-                f"data.context is {config.context}, but the rows of {member.name} are in no known order; use "
-                "text files (parallel_text) in the order of their documents, or set data.context=0"
-            )
-        options: dict[str, Any] = {
-            "may_drop": stored == "train",
-            "digests": holds_out,
-            "pool": pool,
-            "progress": progress,
-        }
-        rows = load_or_clean(raw, config.clean, folder=cache_dir(config) / "cleaned", **options)
+        _check_order(raw, member, config)
+        folder, may_drop = cache_dir(config) / "cleaned", stored == "train"
+        options: dict[str, Any] = {"digests": holds_out, "pool": pool, "progress": progress}
+        rows = load_or_clean(raw, config.clean, folder=folder, may_drop=may_drop, **options)
         cleaned.append(_drop_and_check(raw, rows, member, config, split))
         tags = choose_tags(config, member.direction) if tagged else ()
         target_tag = choose_target_tag(config, member.direction)
@@ -178,6 +170,14 @@ def read_pairs(
         columns=read_columns(splits, config, find_files) if split == "train" else {},
         context=Context.of(config),
     )
+
+
+def _check_order(raw: RawSplit, member: Member, config: DataConfig) -> None:
+    if config.context and raw.documents is None:
+        raise UserError(
+            f"data.context is {config.context}, but the rows of {member.name} are in no known order; use "
+            "text files (parallel_text) in the order of their documents, or set data.context=0"
+        )
 
 
 def _drop_and_check(
