@@ -17,21 +17,6 @@ _WITHOUT_SPACES = frozenset(
     "AHOM BALINESE BOPOMOFO CJK HIRAGANA JAVANESE KATAKANA KHMER LAO MYANMAR NEW NUSHU TAI TANGUT THAI "
     "TIBETAN YI".split()
 )
-# Default_Ignorable_Code_Point of Unicode's DerivedCoreProperties.txt that is no format or control character:
-# the grapheme joiner, fillers of Hangul, vowels of Khmer without a form, variation selectors, unassigned.
-_IGNORABLE = frozenset(
-    chr(point)
-    for block in (
-        *((0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2065, 0x3164, 0xFFA0), range(0x180B, 0x1810)),
-        *(range(0xFE00, 0xFE10), range(0xFFF0, 0xFFF9), range(0xE0000, 0xE1000)),
-    )
-    for point in block
-)
-# Prepended_Concatenation_Mark of Unicode's PropList.txt: signs around numbers, which are drawn although they
-# are format characters.
-_DRAWN = frozenset(
-    map(chr, (*range(0x0600, 0x0606), 0x06DD, 0x070F, 0x0890, 0x0891, 0x08E2, 0x110BD, 0x110CD))
-)
 # Soft hyphen, Arabic letter mark, zero-width space, marks of direction, embeddings and overrides of it, word
 # joiner, invisible operators of formulas, isolates, deprecated format characters, byte order mark.
 INVISIBLE = "\u00ad\u061c\u200b\u200e\u200f\ufeff" + "".join(
@@ -135,8 +120,7 @@ def count_scripts(texts: Iterable[str]) -> collections.Counter[str]:
 
 
 def find_main_script(texts: Iterable[str]) -> str:
-    counts = count_scripts(texts)
-    return max(counts, key=counts.__getitem__, default="")
+    return next((script for script, _ in count_scripts(texts).most_common(1)), "")
 
 
 def lacks_spaces(texts: Iterable[str]) -> bool:
@@ -152,10 +136,12 @@ def is_blank(text: str) -> bool:
 
 @functools.lru_cache(maxsize=1 << 12)
 def _is_invisible(character: str) -> bool:
-    if character in _DRAWN:
-        return False
-    category = unicodedata.category(character)
-    return character.isspace() or category in ("Cc", "Cf") or character in _IGNORABLE
+    """Return whether nothing is drawn; signs around numbers are, although they are format characters."""
+    import regex
+
+    invisible = r"[\s\p{Cc}\p{Cf}\p{Default_Ignorable_Code_Point}]"
+    pattern = rf"[{invisible}--\p{{Prepended_Concatenation_Mark}}]"
+    return regex.fullmatch(pattern, character, regex.V1) is not None
 
 
 def find_encoding(beginning: bytes) -> str:
@@ -174,10 +160,9 @@ def find_encoding(beginning: bytes) -> str:
             return "UTF-32BE"
     even, odd = (beginning[start::2][: len(beginning) // 2] for start in range(2))
     if len(even) > 1:
-        if _count_controls(odd) >= _HIGH * len(odd) and _count_controls(even) <= _LOW * len(even):
-            return "UTF-16LE"
-        if _count_controls(even) >= _HIGH * len(even) and _count_controls(odd) <= _LOW * len(odd):
-            return "UTF-16BE"
+        for name, high, low in (("UTF-16LE", odd, even), ("UTF-16BE", even, odd)):
+            if _count_controls(high) >= _HIGH * len(high) and _count_controls(low) <= _LOW * len(low):
+                return name
     return ""
 
 

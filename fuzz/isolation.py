@@ -30,7 +30,7 @@ _CHUNK = 25
 # What imports of the package bring along anyhow, for probes of networks.
 HEAVY = [
     *("jax", "flax.linen", "optax", "orbax.checkpoint", "sentencepiece", "sacrebleu", "numpy"),
-    *("torch", "safetensors.torch", "transformers", "tensorflow_datasets", "grain"),
+    *("torch", "safetensors.torch", "transformers", "tensorflow_datasets"),
     *("flaxformer_mt.commands.main", "flaxformer_mt.training.loop", "flaxformer_mt.evaluation.evaluate"),
     *("flaxformer_mt.convert.import_run", "flaxformer_mt.convert.export_run", "flaxformer_mt.commands.plot"),
 ]

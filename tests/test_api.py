@@ -74,7 +74,7 @@ def test_the_examples_run(tmp_path, monkeypatch, capfd):
 
 # What only training, tracing, other commands, and checkpoints in unusual layouts need.
 _NOT_TO_TRANSLATE = {
-    *("flax", "beartype", "optax", "orbax", "grain", "tensorflow_datasets", "sacrebleu", "tensorboardX"),
+    *("flax", "beartype", "optax", "orbax", "tensorflow_datasets", "sacrebleu", "tensorboardX"),
     *("matplotlib", "torch", "rich"),
 }
 

@@ -237,7 +237,7 @@ def test_importing_the_package_and_the_command_line_loads_nothing_heavy():
 
 def test_no_module_loads_tensorflow_torch_or_slow_dependencies():
     """All modules together, but for TFDS builders and foreign formats, imported when one is asked for."""
-    slow = {"tensorflow", "torch", "tensorflow_datasets", "grain", "orbax", "matplotlib"}
+    slow = {"tensorflow", "torch", "tensorflow_datasets", "orbax", "matplotlib"}
     modules = []
     for file, tree in TREES.items():
         top = {name.split(".")[0] for node in tree.body for name in names_in(node)}

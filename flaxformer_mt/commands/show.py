@@ -119,7 +119,7 @@ def longest_batch(config: Config) -> BatchArray:
     ids: dict[str, Any] = {"pad_id": config.vocab.pad_id, "bos_id": config.vocab.bos_id}
     columns: dict[str, Column] = {}
     if config.model.alignment.weight:
-        columns["alignment"] = Links.of_no_pairs()
+        columns["alignment"] = Links((), ())
     return make_empty_batch(shape, columns, packed=packed, **ids)
 
 

@@ -34,13 +34,10 @@ _PROBLEMS = {
     "language": "one side is in another language",
     "duplicates": "exact duplicates",
 }
-# The same for target sentences without a source.
-_PROBLEMS_OF_TARGETS = _PROBLEMS | {"empty": "no text", "too_long": "too many characters"}
+_WITHOUT_SOURCE = _PROBLEMS | {"empty": "no text", "too_long": "too many characters"}
 PROBLEM_WORDS = _PROBLEMS | {"weight_0": "weight 0", "scores": "the score of the pair is too low"}
 # What becomes of the pairs with it.
 ACTION_WORDS = {"drop": "left out", "keep": "kept", "refuse": "refused"}
-# Rows that are searched for repetitions at a time.
-_SEARCHED = 1 << 20
 # Part of the cache key: raise it when the rules or the cached files change, so that older files are ignored.
 _FORMAT = 4
 
@@ -93,10 +90,10 @@ def clean(
             for name, finding in verdict.problems.items():
                 findings.add(name, finding, start)
     findings.add_rows("duplicates", _find_repetitions(hashes, keep))
-    for one in read_filters(rules.scores, "data.clean.scores") if may_drop else ():
+    for scores in read_filters(rules.scores, "data.clean.scores") if may_drop else ():
         rows = np.flatnonzero(keep)
-        with progress.part(f"scoring {split.name} by {one.name}", total=len(rows)) as count:
-            kept = np.array(one.keep(_read_pairs(split, rows, count)), bool)
+        with progress.part(f"scoring {split.name} by {scores.name}", total=len(rows)) as count:
+            kept = np.array(scores.keep(_read_pairs(split, rows, count)), bool)
             findings.add_rows("scores", rows[~kept])
     _refuse(split, findings.problems, may_drop=may_drop)
     report = {"name": split.name, "read": len(split), "pairs": int(keep.sum())}
@@ -145,19 +142,18 @@ def load_or_clean(
     split: RawSplit,
     rules: CleanConfig,
     *,
+    folder: Path,
     may_drop: bool,
     digests: bool = False,
-    folder: Path,
-    pool: PoolOptions = NO_POOL,
-    progress: WorkProgress = SILENT,
+    **options: Any,
 ) -> Cleaned:
-    """Run `clean`, or load its result from `folder` while the text and the rules are unchanged."""
+    """Run `clean` with these options, or load its result while the text and the rules are unchanged."""
     reported = [split.name, split.sides, split.unit, split.languages, split.metadata]
     described = describe_rules(rules) if may_drop else None
     key = digest([_FORMAT, split.identity, reported, described, *(["sentences"] if digests else [])])
 
     def build(partial: Path) -> dict[str, Any]:
-        cleaned = clean(split, rules, may_drop=may_drop, digests=digests, pool=pool, progress=progress)
+        cleaned = clean(split, rules, may_drop=may_drop, digests=digests, **options)
         arrays = {name: value for name, value in cleaned._asdict().items() if isinstance(value, np.ndarray)}
         save_arrays(partial, arrays)
         return cleaned.report
@@ -173,42 +169,24 @@ def describe_rules(rules: CleanConfig) -> dict[str, Any]:
     described = rules.describe()
     if "language" in described:
         described["language_model"] = load_identifier(rules.language_model).digest
-    for one in read_filters(rules.scores, "data.clean.scores"):
-        scorer = find_metric(one.name, "data.clean.scores").scorer
-        described[f"scorer {one.name}"] = scorer.definition if scorer is not None else ""
+    for scores in read_filters(rules.scores, "data.clean.scores"):
+        scorer = find_metric(scores.name, "data.clean.scores").scorer
+        described[f"scorer {scores.name}"] = scorer.definition if scorer is not None else ""
     return described
 
 
 def _find_repetitions(hashes: np.ndarray, keep: np.ndarray) -> np.ndarray:
     """Kept rows, ascending, whose hashes, uint64 [N, 1 or 2], an earlier kept row has.
 
-    Sorts one 64-bit number a pair; rows whose numbers repeat are compared by all 128 bits.
+    Pairs whose 64-bit numbers are equal are compared by all 128 bits.
     """
-    mixed = mix_hashes(hashes)[keep]
-    mixed.sort()
-    repeated = mixed[1:][mixed[1:] == mixed[:-1]]
-    del mixed
-    candidates = [np.zeros(0, np.int64)]
-    for start in range(0, len(hashes) if len(repeated) else 0, _SEARCHED):
-        block = slice(start, start + _SEARCHED)
-        candidates.append(start + np.flatnonzero(keep[block] & occur_in(mix_hashes(hashes[block]), repeated)))
-    rows = np.concatenate(candidates)
-    values = mix_hashes(hashes[rows])
+    values, rows = mix_hashes(hashes)[keep], np.flatnonzero(keep)
     order = np.argsort(values, kind="stable")  # equal ones stay in the order of their rows
-    rows, values = rows[order], values[order]
+    values, rows = values[order], rows[order]
     again = np.flatnonzero(values[1:] == values[:-1]) + 1
     first = rows[np.searchsorted(values, values[again])]
     alike = (hashes[rows[again]] == hashes[first]).all(axis=1)
     return np.sort(rows[again[alike]])
-
-
-def occur_in(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    """Whether each of the values [N] is one of `ordered`, which is ascending: bool [N]."""
-    if not len(ordered):
-        return np.zeros(len(values), bool)
-    places = np.searchsorted(ordered, values)
-    places[places == len(ordered)] = 0
-    return ordered[places] == values
 
 
 def mix_hashes(hashes: np.ndarray) -> np.ndarray:
@@ -218,15 +196,14 @@ def mix_hashes(hashes: np.ndarray) -> np.ndarray:
 
 def _refuse(split: RawSplit, problems: dict[str, dict[str, Any]], *, may_drop: bool) -> None:
     lines = []
-    for name, problem in problems.items():
-        if problem["action"] != "refuse":
-            continue
+    refusals = {name: problem for name, problem in problems.items() if problem["action"] == "refuse"}
+    for name, problem in refusals.items():
         locations = ", ".join(example["where"] for example in problem["examples"][:3])
         more = ", ..." if problem["count"] > 3 else ""
         remedy = f"correct them or set --config.data.clean.{name}=drop"
         if not may_drop:
             remedy = "correct them; validation and test data is never dropped"
-        noun, texts = ("pair", _PROBLEMS) if split.has_source else ("sentence", _PROBLEMS_OF_TARGETS)
+        noun, texts = ("pair", _PROBLEMS) if split.has_source else ("sentence", _WITHOUT_SOURCE)
         refused = f"{noun} is" if problem["count"] == 1 else f"{noun}s are"
         lines.append(
             f"{split.name}: {problem['count']} {refused} refused: {texts[name]} ({locations}{more}); {remedy}"

@@ -1,9 +1,4 @@
-"""What a pair has beside its text: each property is an entry of COLUMNS, from its file to the device.
-
-`read` opens the values of a data set. Where they depend on the pieces of the text, `take` and the function of
-`make_tokenizer` make numbers of them for a token store, whose key has the `key`. `open` finds the values of
-the pairs of a store, and `lay_out` makes the arrays of a batch, the field `name` of `Batch` on the device.
-"""
+"""What pairs have beside their text, from the files to the arrays of a batch: weights, word alignments."""
 
 import abc
 import copy
@@ -14,30 +9,14 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.corpus.pairs import Pairs, RawSplit, WordLinks
+from flaxformer_mt.corpus.pairs import Pairs, RawSplit, Side, WordLinks
 from flaxformer_mt.corpus.tfds_cache import cache_dir
 from flaxformer_mt.corpus.word_alignment import load_links
 from flaxformer_mt.unicode_text import split_words
-from flaxformer_mt.vocab import Vocab, Vocabs
-from flaxformer_mt.vocab.model_file import SPACE
-from flaxformer_mt.vocab.words_of_pieces import SPACE_BYTES, number_pieces
+from flaxformer_mt.vocab import Vocabs
+from flaxformer_mt.vocab.words_of_pieces import number_pieces
 
-
-class Side(NamedTuple):
-    """One language: `tokens[offsets[i]:offsets[i + 1]]` are the `lengths[i]` token ids of sentence i."""
-
-    tokens: np.ndarray
-    offsets: np.ndarray
-    lengths: np.ndarray
-
-    def take(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of these sentences, one after the other, and how many each has."""
-        lengths = self.lengths[examples]
-        starts = self.offsets[examples] - (np.cumsum(lengths) - lengths)
-        return self.tokens[np.arange(lengths.sum()) + np.repeat(starts, lengths)], lengths
-
-
-EMPTY = Side(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros(0, np.int32))
+NO_SENTENCES = Side(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros(0, np.int32))
 
 
 class Places(NamedTuple):
@@ -72,28 +51,12 @@ class Column(abc.ABC):
     option: ClassVar[str] = ""
 
     def __init__(self, sets: Sequence[Any], splits: Sequence[RawSplit]) -> None:
-        self.sets, self._splits = tuple(sets), splits
+        self.sets = tuple(sets)
 
     @classmethod
     @abc.abstractmethod
     def read(cls, split: RawSplit, file: Path | None, config: DataConfig) -> Any:
         """The values of all rows of a training set; None if it has none."""
-
-    @property
-    def key(self) -> str:
-        """Changes whenever what a store has of it does; "": the store has nothing."""
-        return ""
-
-    def take(self, parts: np.ndarray, rows: np.ndarray) -> Any:
-        """For the tokenizer, the values of pairs, by the numbers of their data sets and their rows there."""
-        return ()
-
-    @staticmethod
-    def make_tokenizer(vocabs: Vocabs) -> Any:
-        """In a worker: a function that makes numbers, and how many each pair has, of texts, token ids, values
-        and numbers of tokens that come before the ids of the sources [N].
-        """
-        return None
 
     @abc.abstractmethod
     def open(self, pairs: Pairs, sides: Mapping[str, Side]) -> Self:
@@ -139,13 +102,13 @@ class Links(Column):
 
     name, option = "alignment", "alignments"
     sets: tuple[WordLinks | None, ...]
-    _links: Side
+    _links = NO_SENTENCES
 
-    @classmethod
-    def of_no_pairs(cls) -> "Links":
-        column = cls((), ())
-        column._links = EMPTY
-        return column
+    def __init__(self, sets: Sequence[WordLinks | None], splits: Sequence[RawSplit]) -> None:
+        super().__init__(sets, splits)
+        # Tags are words before those of the text.
+        tags = ((" ".join(split.tags), split.target_tag) for split in splits)
+        self._shifts = [np.array([len(split_words(tag)) for tag in both], np.int32) for both in tags]
 
     @classmethod
     def read(cls, split: RawSplit, file: Path | None, config: DataConfig) -> WordLinks | None:
@@ -154,24 +117,18 @@ class Links(Column):
 
     @property
     def key(self) -> str:
+        """Changes whenever the links of a store do."""
         return ",".join(links.identity if links else "none" for links in self.sets)
 
     def take(self, parts: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
-        """The word alignment [K, 2] of each pair; no points where a set has none."""
-        # Tags are words before those of the text.
-        tags = ((" ".join(split.tags), split.target_tag) for split in self._splits)
-        shifts = [np.array([len(split_words(tag)) for tag in both], np.int32) for both in tags]
+        """The word alignment [K, 2] of pairs, by their data sets and rows; no points where a set has none."""
 
         def read(part: int, row: int) -> np.ndarray:
             if (links := self.sets[part]) is None:
                 return np.zeros((0, 2), np.int32)
-            return links.points[links.offsets[row] : links.offsets[row + 1]] + shifts[part]
+            return links.points[links.offsets[row] : links.offsets[row + 1]] + self._shifts[part]
 
         return list(map(read, parts.tolist(), rows.tolist()))
-
-    @staticmethod
-    def make_tokenizer(vocabs: Vocabs) -> "PieceLinker":
-        return PieceLinker(vocabs)
 
     def open(self, pairs: Pairs, sides: Mapping[str, Side]) -> Self:
         opened = copy.copy(self)
@@ -190,57 +147,32 @@ class Links(Column):
         return np.packbits(dense, axis=2, bitorder="little")
 
 
-class PieceLinker:
-    """Turns the word alignments of pairs into links between their pieces."""
+def link_chunk(
+    vocabs: Vocabs,
+    texts: Sequence[Sequence[str]],
+    ids: Sequence[list[np.ndarray]],
+    alignments: Sequence[np.ndarray],
+    before: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The links between pieces of a chunk of pairs, one after the other, and how many of them each pair has.
 
-    def __init__(self, vocabs: Vocabs) -> None:
-        self._vocabs = (vocabs.source, vocabs.target)
-        self._tables = [_tabulate(vocab) for vocab in self._vocabs]
-
-    def __call__(
-        self,
-        texts: Sequence[Sequence[str]],
-        ids: Sequence[list[np.ndarray]],
-        alignments: Sequence[np.ndarray],
-        before: np.ndarray,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The links of a chunk of pairs, one after the other, and how many of them each pair has."""
-        sides = [
-            _number_words(texts[side], ids[side], self._vocabs[side], self._tables[side]) for side in (0, 1)
+    `before` are the numbers of tokens that come before the ids of the sources [N].
+    """
+    sides = [
+        [
+            np.array(number_pieces(vocab, tokens[:-1], text), np.int64)
+            for tokens, text in zip(*side, strict=True)
         ]
-        counts = np.fromiter(map(len, alignments), np.int64, len(alignments))
-        owners = np.repeat(np.arange(len(alignments)), counts)
-        points, owners = link_pieces(np.concatenate(alignments), owners, sides)
-        points[:, 0] += before[owners]
-        # Pairs of more pieces are far above any maximum length of training.
-        fits = (points < 1 << 16).all(axis=1)
-        points, owners = points[fits], owners[fits]
-        return (points[:, 0] << 16 | points[:, 1]), np.bincount(owners, minlength=len(alignments))
-
-
-def _tabulate(vocab: Vocab) -> tuple[np.ndarray, np.ndarray]:
-    pieces = vocab.pieces(range(vocab.size))
-    begins = np.array([piece.startswith(SPACE) for piece in pieces])
-    unclear = np.array([SPACE in piece[1:] or piece in (SPACE, SPACE_BYTES[0]) for piece in pieces])
-    return begins, unclear
-
-
-def _number_words(
-    texts: Sequence[str], ids: list[np.ndarray], vocab: Vocab, tables: tuple[np.ndarray, np.ndarray]
-) -> list[np.ndarray]:
-    """Index of the word of each piece, without eos, of each text."""
-    begins, unclear = tables
-    numbers = []
-    for text, tokens in zip(texts, ids, strict=True):
-        pieces = tokens[:-1]
-        starts = begins[pieces]
-        starts[:1] = True
-        count = len(split_words(text))
-        if int(starts.sum()) == count == len(text.split()) and not unclear[pieces].any():
-            numbers.append(np.cumsum(starts) - 1)
-        else:
-            numbers.append(np.array(number_pieces(vocab, pieces, text), np.int64))
-    return numbers
+        for vocab, *side in zip((vocabs.source, vocabs.target), ids, texts, strict=True)
+    ]
+    counts = np.fromiter(map(len, alignments), np.int64, len(alignments))
+    owners = np.repeat(np.arange(len(alignments)), counts)
+    points, owners = link_pieces(np.concatenate(alignments), owners, sides)
+    points[:, 0] += before[owners]
+    # Pairs of more pieces are far above any maximum length of training.
+    fits = (points < 1 << 16).all(axis=1)
+    points, owners = points[fits], owners[fits]
+    return (points[:, 0] << 16 | points[:, 1]), np.bincount(owners, minlength=len(alignments))
 
 
 def link_pieces(

@@ -10,7 +10,8 @@ import numpy as np
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.unicode_text import is_blank
-from flaxformer_mt.vocab.symbols import Segmenter, is_one_piece
+from flaxformer_mt.vocab import Vocab
+from flaxformer_mt.vocab.symbols import is_one_piece
 
 # The piece after each line that is read before another one.
 SEPARATOR = "<sep>"
@@ -27,12 +28,7 @@ class Context(NamedTuple):
         return cls(data.context, data.max_source_length) if data.context else None
 
     def choose(self, own: int, before: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """Return those of the lines before a line that are read: the nearest, as many as fit.
-
-        Args:
-          own: number of tokens of the line.
-          before: the ids of the lines before it, the nearest last, as of `tokenize_before`.
-        """
+        """Return those of the lines `before` one of `own` tokens that are read: the nearest that fit."""
         first, room = len(before), self.longest - own
         while first > max(0, len(before) - self.lines) and len(before[first - 1]) <= room:
             first -= 1
@@ -40,13 +36,13 @@ class Context(NamedTuple):
         return before[first:]
 
 
-def tokenize_before(vocab: Any, texts: Sequence[str], **how: Any) -> list[np.ndarray]:
+def tokenize_before(vocab: Vocab, texts: Sequence[str], **options: Any) -> list[np.ndarray]:
     """Return the ids of lines that are read before another one: they end in the separator, not in eos."""
     separator = np.int32(find_separator(vocab))
-    return [np.append(ids[:-1], separator) for ids in (vocab.tokenize_all(texts, **how) if texts else ())]
+    return [np.append(ids[:-1], separator) for ids in (vocab.tokenize_all(texts, **options) if texts else ())]
 
 
-def find_separator(vocab: Segmenter) -> int:
+def find_separator(vocab: Vocab) -> int:
     if not is_one_piece(vocab, SEPARATOR):
         raise UserError(
             f"the vocabulary has no piece {SEPARATOR}, which data.context puts between lines: make a new "

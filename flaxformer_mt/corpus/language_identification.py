@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from flaxformer_mt.atomic_folder import digest_file
 from flaxformer_mt.config.tag_styles import find_codes
@@ -18,13 +18,6 @@ _LABEL = "__label__"
 # fasttext.cc, 126 MB, takes a second.
 _TRIAL = "import sys, fasttext; fasttext.load_model(sys.argv[1]).predict('a')"
 _MOST_SECONDS = 60
-
-
-class Identified(NamedTuple):
-    """The most probable language of a text, as the model calls it, and its probability."""
-
-    language: str
-    probability: float
 
 
 class LanguageIdentifier:
@@ -48,31 +41,25 @@ class LanguageIdentifier:
         self.digest = digest_file(file)
         self._labels = [label.removeprefix(_LABEL) for label in labels]
 
-    def identify(self, text: str) -> Identified:
-        (label,), (probability,) = self._model.predict(text.replace("\n", " "), k=1)
-        return Identified(label.removeprefix(_LABEL), min(1.0, float(probability)))
-
     def find_others(self, texts: Iterable[str], language: str, *, least: float) -> list[str]:
         """For each text the other language that it is in, at `least` so probable; "" if in `language`."""
-        codes = self._find_codes(language)
-        guesses = map(self.identify, texts)
-        return [
-            guess.language if guess.probability >= least and _find_base(guess.language) not in codes else ""
-            for guess in guesses
-        ]
-
-    def is_same(self, identified: str, language: str) -> bool:
-        """Return whether a language, as the model calls it, is this one of the config."""
-        return _find_base(identified) in find_codes(language)
-
-    def _find_codes(self, language: str) -> frozenset[str]:
         codes = find_codes(language)
-        if not codes & {_find_base(label) for label in self._labels}:
+        if not codes & set(map(_find_base, self._labels)):
             raise UserError(
                 f"the model {self.path} (data.clean.language_model) does not know the language {language}; "
                 f"it knows {', '.join(sorted(self._labels))}"
             )
-        return codes
+        others = []
+        for text in texts:
+            (label,), (probability,) = self._model.predict(text.replace("\n", " "), k=1)
+            other = label.removeprefix(_LABEL)
+            is_sure = min(1.0, float(probability)) >= least and _find_base(other) not in codes
+            others.append(other if is_sure else "")
+        return others
+
+    def is_same(self, identified: str, language: str) -> bool:
+        """Return whether a language, as the model calls it, is this one of the config."""
+        return _find_base(identified) in find_codes(language)
 
 
 # A model is loaded once in each process.

@@ -4,10 +4,8 @@ A rule returns for each pair the side that has the problem, 0 for the source and
 Repetitions across blocks are found in cleaning.py, by the hashes.
 """
 
-import functools
 import hashlib
 import re
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,7 +14,7 @@ import numpy as np
 
 from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.corpus.language_identification import load_identifier
-from flaxformer_mt.unicode_text import is_blank
+from flaxformer_mt.unicode_text import find_script, is_blank
 
 # Pairs that are checked at a time, and number of example rows in the report for each problem.
 BLOCK = 16384
@@ -26,9 +24,6 @@ _LEAST_SHARE, _LEAST_PROBABILITY = 0.5, 0.5
 _DIGIT = re.compile(r"\d")
 # White space and punctuation: of ASCII, Latin 1, General Punctuation, CJK, and full-width forms.
 _MARKS = re.compile("[\\s!-/:-@\\[-`{-~¡-¿‐-⁞\u3000-\u303f！-／：-＠［-｀｛-･]+")
-
-# A pair of texts as bytes.
-RawPair = tuple[bytes, bytes]
 
 
 class TextBlock(NamedTuple):
@@ -47,7 +42,7 @@ class Finding(NamedTuple):
     """A problem in a block: how many pairs have it, and the first rows in the block with their sides."""
 
     pairs: int
-    examples: list[tuple[int, int, RawPair]]
+    examples: list[tuple[int, int, tuple[bytes, bytes]]]
 
 
 @dataclass(frozen=True)
@@ -72,12 +67,12 @@ class CheckBlocks:
     languages: tuple[str, str]
     digests: bool = False
 
-    def __call__(self, block: Sequence[RawPair]) -> Verdict:
+    def __call__(self, block: Sequence[tuple[bytes, bytes]]) -> Verdict:
         """Check a block: a rule sees the pairs that the rules before it have kept."""
         sides = tuple(zip(*block, strict=True))
         hashes = np.stack([_hash_all(side) for side in sides], axis=1)
         (sources, bad_sources), (targets, bad_targets) = map(_decode_all, sides)
-        lengths = np.stack([_count_characters(texts) for texts in (sources, targets)], axis=1)
+        lengths = np.array([[*map(len, side)] for side in (sources, targets)], np.int64).T
         first_side = 0 if self.languages[0] else 1
         texts = TextBlock((sources, targets), lengths, first_side, self.languages)
         keep, problems = np.ones(len(block), bool), dict[str, Finding]()
@@ -112,22 +107,14 @@ def _hash_all(texts: Sequence[bytes]) -> np.ndarray:
 
 def _decode_all(texts: Sequence[bytes]) -> tuple[list[str], np.ndarray]:
     """Decode texts, and say which of them [N] are not UTF-8; these become empty."""
-    wrong = np.zeros(len(texts), bool)
-    try:
-        return [text.decode() for text in texts], wrong
-    except UnicodeDecodeError:
-        decoded = []
-        for row, text in enumerate(texts):
-            try:
-                decoded.append(text.decode())
-            except UnicodeDecodeError:
-                decoded.append("")
-                wrong[row] = True
-        return decoded, wrong
-
-
-def _count_characters(texts: Sequence[str]) -> np.ndarray:
-    return np.fromiter(map(len, texts), np.int64, len(texts))
+    decoded, wrong = [], np.zeros(len(texts), bool)
+    for row, text in enumerate(texts):
+        try:
+            decoded.append(text.decode())
+        except UnicodeDecodeError:
+            decoded.append("")
+            wrong[row] = True
+    return decoded, wrong
 
 
 def _first_side(problems: np.ndarray) -> np.ndarray:
@@ -142,7 +129,7 @@ def _longest_side(block: TextBlock, problems: np.ndarray) -> np.ndarray:
 
 
 def _find_blank(block: TextBlock) -> np.ndarray:
-    blank = np.stack([np.fromiter(map(is_blank, side), bool, len(side)) for side in block.texts], axis=1)
+    blank = np.array([[*map(is_blank, side)] for side in block.texts], bool).T
     blank[:, : block.first_side] = False
     return blank
 
@@ -190,13 +177,8 @@ def find_other_scripts(block: TextBlock, rules: CleanConfig) -> np.ndarray:
 
 
 def _share_of_scripts(text: str, wanted: frozenset[str]) -> float:
-    matches = [_name_script(letter) in wanted for letter in text if letter.isalpha()]
+    matches = [find_script(letter) in wanted for letter in text if letter.isalpha()]
     return sum(matches) / len(matches) if matches else 1.0
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _name_script(letter: str) -> str:
-    return unicodedata.name(letter, "").partition(" ")[0]
 
 
 def find_other_languages(block: TextBlock, rules: CleanConfig) -> np.ndarray:

@@ -3,7 +3,6 @@
 import bisect
 import hashlib
 import itertools
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -17,8 +16,6 @@ from flaxformer_mt.unicode_text import is_blank
 
 # Pairs read at a time when iterating.
 _CHUNK = 16384
-# Hashes read at a time.
-_HASHES = 1 << 18
 
 
 class Pair(NamedTuple):
@@ -42,6 +39,20 @@ class WordLinks(NamedTuple):
     points: np.ndarray
     offsets: np.ndarray
     identity: str
+
+
+class Side(NamedTuple):
+    """Sentences of one language: `tokens[offsets[i]:offsets[i] + lengths[i]]` are the ids of sentence i."""
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    lengths: np.ndarray
+
+    def take(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of these sentences, one after the other, and how many each has."""
+        lengths = self.lengths[examples]
+        starts = self.offsets[examples] - (np.cumsum(lengths) - lengths)
+        return self.tokens[np.arange(lengths.sum()) + np.repeat(starts, lengths)], lengths
 
 
 class Rows(Protocol):
@@ -135,6 +146,15 @@ class RawSplit:
         return {"where": self.where(row, side), **source, "target": short[1]}
 
 
+class RowSet(NamedTuple):
+    """A data set of a mixture: the rows to read (None: all), and the hashes of both sides of all [N, 2]."""
+
+    split: RawSplit
+    rows: np.ndarray | None
+    hashes: np.ndarray
+    weight: float
+
+
 class Pairs:
     """Sentence pairs of one split, with `len(pairs)`, `pairs[i]` and iteration; text is read on access.
 
@@ -148,30 +168,25 @@ class Pairs:
 
     def __init__(
         self,
-        splits: Sequence[RawSplit],
-        kept: Sequence[np.ndarray | None],
+        sets: Sequence[RowSet],
         *,
-        weights: Sequence[float],
         fingerprint: str,
         report: dict[str, Any],
-        hashes: Sequence[np.ndarray] = (),
         columns: Mapping[str, Any] = MappingProxyType({}),
         context: Context | None = None,
     ) -> None:
-        """Concatenate `splits`; `hashes` are of the two sides of all rows of each split, uint64 [N, 2]."""
-        self._splits, self._hashes, self.context = tuple(splits), tuple(hashes), context
-        self.kept, self.columns = tuple(kept), columns
-        sizes = [len(split) if rows is None else len(rows) for split, rows in zip(splits, kept, strict=True)]
+        self._sets, self._splits = tuple(sets), tuple(entry.split for entry in sets)
+        self.fingerprint, self.report, self.columns, self.context = fingerprint, report, columns, context
+        self.kept = tuple(entry.rows for entry in sets)
+        sizes = [len(split) if rows is None else len(rows) for split, rows, *_ in sets]
         self._ends = list(itertools.accumulate(sizes))
         self.parts = tuple(
-            Part(*values) for values in zip((s.name for s in splits), sizes, weights, strict=True)
+            Part(entry.split.name, size, entry.weight) for entry, size in zip(sets, sizes, strict=True)
         )
-        self.has_source = all(split.has_source for split in splits)
-        self.languages = tuple(split.languages for split in splits)
-        self.tags = tuple(dict.fromkeys(tag for split in splits for tag in split.tags))
-        self.target_tags = tuple(split.target_tag for split in splits)
-        self.fingerprint = fingerprint
-        self.report = report
+        self.has_source = all(split.has_source for split in self._splits)
+        self.languages = tuple(split.languages for split in self._splits)
+        self.tags = tuple(dict.fromkeys(tag for split in self._splits for tag in split.tags))
+        self.target_tags = tuple(split.target_tag for split in self._splits)
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -182,31 +197,21 @@ class Pairs:
         return {text: f"{source}, {target} in {folder}" for text, (source, target, folder) in names.items()}
 
     def read_hashes(self) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-        """Yield the hashes of all pairs in blocks, uint64 [N, 2], with the tags of their data set."""
-        for split, kept, hashes in zip(self._splits, self.kept, self._hashes, strict=True):
-            for start in range(0, len(hashes if kept is None else kept), _HASHES):
-                block = slice(start, start + _HASHES)
-                yield split.tags, hashes[block] if kept is None else hashes[kept[block]]
+        """Yield the hashes of the pairs of each data set, uint64 [N, 2], with its tags."""
+        for split, rows, hashes, _ in self._sets:
+            yield split.tags, hashes if rows is None else hashes[rows]
 
     def select(self, numbers: np.ndarray) -> "Pairs":
         """The pairs with these ascending numbers, counted over all parts; a number may occur repeatedly."""
-        kept, start = [], 0
-        for rows, part in zip(self.kept, self.parts, strict=True):
-            selected = numbers[np.searchsorted(numbers, start) : np.searchsorted(numbers, start + part.size)]
-            kept.append(selected - start if rows is None else rows[selected - start])
-            start += part.size
+        sets, start = [], 0
+        for entry, end in zip(self._sets, self._ends, strict=True):
+            rows = numbers[np.searchsorted(numbers, start) : np.searchsorted(numbers, end)] - start
+            sets.append(entry._replace(rows=rows if entry.rows is None else entry.rows[rows]))
+            start = end
         digest = hashlib.blake2b(self.fingerprint.encode(), digest_size=16)
         digest.update(numbers.astype(np.int64).tobytes())
-        return Pairs(
-            self._splits,
-            kept,
-            weights=[part.weight for part in self.parts],
-            fingerprint=digest.hexdigest(),
-            report=self.report,
-            hashes=self._hashes,
-            columns=self.columns,
-            context=self.context,
-        )
+        facts: dict[str, Any] = {"report": self.report, "columns": self.columns, "context": self.context}
+        return Pairs(sets, fingerprint=digest.hexdigest(), **facts)
 
     def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The index of the data set of each of these pairs, and its row there."""
@@ -219,14 +224,10 @@ class Pairs:
         return parts, rows
 
     def __getitem__(self, index: int) -> Pair:
-        position = operator.index(index)
-        if position < 0:
-            position += len(self)
-        if not 0 <= position < len(self):
-            raise IndexError(f"pair index {index} is out of range: there are {len(self)} pairs")
+        position = range(len(self))[index]
         part = bisect.bisect_right(self._ends, position)
-        start = self._ends[part - 1] if part else 0
-        return self.read_range(part, range(position - start, position - start + 1))[0]
+        local = position - (self._ends[part - 1] if part else 0)
+        return self.read_range(part, range(local, local + 1))[0]
 
     def __iter__(self) -> Iterator[Pair]:
         for part, dataset in enumerate(self.parts):
@@ -237,9 +238,9 @@ class Pairs:
     def documents(self) -> list[tuple[int, int]] | None:
         """Of each pair, its data set and the number of its document there; None: they are not known."""
         numbers: list[Any] = [split.documents for split in self._splits]
-        if any(one is None for one in numbers):
+        if any(ids is None for ids in numbers):
             return None
-        places = zip(*(one.tolist() for one in self.locate(np.arange(len(self)))), strict=True)
+        places = zip(*map(np.ndarray.tolist, self.locate(np.arange(len(self)))), strict=True)
         return [(part, int(numbers[part][row])) for part, row in places]
 
     def with_lines_before(self) -> Iterator[tuple[Pair, tuple[Pair, ...]]]:
@@ -270,8 +271,10 @@ class Pairs:
     def _decode(self, split: RawSplit, rows: Sequence[int], texts: list[tuple[bytes, bytes]]) -> list[Pair]:
         try:
             pairs = [Pair(source.decode(), target.decode()) for source, target in texts]
-        except UnicodeDecodeError:
-            raise UserError(_find_undecodable(texts, split, rows)) from None
+        except UnicodeDecodeError as error:
+            row, pair = next(both for both in zip(rows, texts, strict=True) if error.object in both[1])
+            where = split.where(row, pair.index(error.object))
+            raise UserError(f"{where} is not UTF-8 ({error.reason}); convert the text to UTF-8") from None
         if not split.tags:
             return pairs
         tags = "".join(f"{tag} " for tag in split.tags)
@@ -282,7 +285,7 @@ def _before(
     split: RawSplit, row: int, texts: Mapping[int, tuple[bytes, bytes]], size: int
 ) -> tuple[Pair, ...]:
     """The pairs before a row in its document, which ends at a row with a side that is blank, or not UTF-8."""
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     for number in range(row, max(-1, row - size - 1), -1):
         try:
             pair = Pair(*(text.decode() for text in texts[number]))
@@ -291,15 +294,5 @@ def _before(
         in_document = split.documents is None or split.documents[number] == split.documents[row]
         if not in_document or any(map(is_blank, pair)):
             break
-        found.append(pair)
-    return tuple(found[:0:-1])
-
-
-def _find_undecodable(texts: list[tuple[bytes, bytes]], split: RawSplit, rows: Sequence[int]) -> str:
-    for row, pair in zip(rows, texts, strict=True):
-        for side, text in enumerate(pair):
-            try:
-                text.decode()
-            except UnicodeDecodeError as error:
-                return f"{split.where(row, side)} is not UTF-8 ({error.reason}); convert the text to UTF-8"
-    raise AssertionError("all texts are UTF-8")
+        pairs.append(pair)
+    return tuple(pairs[:0:-1])

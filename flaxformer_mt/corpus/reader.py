@@ -5,7 +5,7 @@ import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,12 +18,12 @@ from flaxformer_mt.config.directions import (
     find_directions,
     read_members,
 )
-from flaxformer_mt.corpus.cleaning import describe_rules, load_or_clean, occur_in
+from flaxformer_mt.corpus.cleaning import Cleaned, describe_rules, load_or_clean
 from flaxformer_mt.corpus.columns import COLUMNS, read_columns
 from flaxformer_mt.corpus.documents import Context
 from flaxformer_mt.corpus.hub_sets import PREFIX, has_hub_split, open_hub_set
 from flaxformer_mt.corpus.mixture_weights import choose_weights
-from flaxformer_mt.corpus.pairs import Pairs, RawSplit
+from flaxformer_mt.corpus.pairs import Pairs, RawSplit, RowSet
 from flaxformer_mt.corpus.text_files import PACKINGS, TABLES, find_file, has_files
 from flaxformer_mt.corpus.text_rows import drop_weightless, open_parallel_text
 from flaxformer_mt.corpus.tfds_cache import cache_dir, match_split, quiet, tfds_dir
@@ -32,50 +32,48 @@ from flaxformer_mt.object_store.remote_runs import fetch_files
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
 from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
 
+Split = Literal["train", "valid", "test"]
+
 
 def hold_out(
-    splits: Sequence[RawSplit],
-    cleaned: Sequence[np.ndarray | None],
-    keys: Sequence[np.ndarray],
-    sizes: Mapping[str, int],
-) -> tuple[dict[str, list[np.ndarray]], list[dict[str, int]]]:
-    """Choose the rows that are held out from the first data set of each direction, and those to train on.
+    splits: Sequence[RawSplit], cleaned: Sequence[Cleaned], sizes: Mapping[str, int], part: Split
+) -> list[Cleaned]:
+    """Hold pairs out from the first data set of each direction; return the rows of `part` of each set.
 
-    `keys` are the sentence digests of all rows of each training split, uint64 [N, 2]; `sizes` the numbers of
-    pairs of `valid` and `test` of each direction; 0: none. Returns the rows of each set by split, and how
-    many pairs of each set are held out, or stay `aside` because they share a sentence with those.
+    `sizes` are the numbers of pairs of `valid` and `test` of each direction; 0: none. Reports say how many
+    pairs of each set are held out, or stay `aside` because they share a sentence with those.
     """
     rows = [
-        np.arange(len(split)) if selected is None else np.asarray(selected)
-        for split, selected in zip(splits, cleaned, strict=True)
+        np.arange(len(split)) if entry.rows is None else np.asarray(entry.rows)
+        for split, entry in zip(splits, cleaned, strict=True)
     ]
+    keys = [entry.sentences for entry in cleaned if entry.sentences is not None]
     seen: set[tuple[str, str]] = set()
     banned: dict[str, list[np.ndarray]] = {}
-    held: dict[str, list[np.ndarray]] = {"valid": [], "test": []}
+    held: list[dict[str, np.ndarray]] = []
     for split, own_rows, own_keys in zip(splits, rows, keys, strict=True):
-        selected = {name: own_rows[:0] for name in held}
+        held.append({name: own_rows[:0] for name in sizes})
         if split.languages not in seen:
             # A set read in both directions has the same pairs held out in each.
             by_target = split.has_source and split.languages[0] > split.languages[1]
             sides = own_keys[:, ::-1] if by_target else own_keys
             places = _choose(sides[own_rows], sizes, split.name)
-            selected = {name: own_rows[numbers] for name, numbers in places.items()}
+            held[-1] = {name: own_rows[numbers] for name, numbers in places.items()}
         seen.add(split.languages)
-        for name, numbers in selected.items():
-            held[name].append(numbers)
+        for numbers in held[-1].values():
             for side, language in enumerate(split.languages):
                 banned.setdefault(language, []).append(own_keys[numbers, side])
-    shared = {language: np.unique(np.concatenate(digests)) for language, digests in banned.items()}
-    train = []
-    for split, own_rows, own_keys in zip(splits, rows, keys, strict=True):
+    shared = {language: np.concatenate(digests) for language, digests in banned.items()}
+    results = []
+    for split, entry, own_rows, own_keys, own_held in zip(splits, cleaned, rows, keys, held, strict=True):
         digests = zip(split.languages, own_keys[own_rows].T, strict=True)
-        is_shared = np.any([occur_in(values, shared[language]) for language, values in digests], axis=0)
-        train.append(own_rows[~is_shared])
-    counts = []
-    for own_rows, kept, *parts in zip(rows, train, held["valid"], held["test"], strict=True):
-        sizes_held = dict(zip(held, map(len, parts), strict=True))
-        counts.append(sizes_held | {"aside": len(own_rows) - len(kept) - sum(sizes_held.values())})
-    return {"train": train, **held}, counts
+        is_shared = np.any([np.isin(values, shared[language]) for language, values in digests], axis=0)
+        counts = {name: len(numbers) for name, numbers in own_held.items()}
+        counts["aside"] = int(is_shared.sum()) - sum(counts.values())
+        selected = own_held[part] if part != "train" else own_rows[~is_shared]
+        report = entry.report | {"pairs": len(selected), "held_out": counts}
+        results.append(entry._replace(rows=selected, report=report))
+    return results
 
 
 def _choose(keys: np.ndarray, sizes: Mapping[str, int], name: str) -> dict[str, np.ndarray]:
@@ -119,11 +117,6 @@ def _name_files(splits: Iterable[str], suffixes: Iterable[str]) -> set[str]:
     return {"".join(parts) for parts in itertools.product(splits, ["."], suffixes, PACKINGS)}
 
 
-Split = Literal["train", "valid", "test"]
-
-_LANGUAGE_FIELDS = "data.source_language and data.target_language"
-
-
 def read_pairs(
     config: DataConfig,
     split: Split,
@@ -146,72 +139,51 @@ def read_pairs(
     stored: Split = "train" if is_held_out else split
     sizes = {"valid": config.valid_pairs, "test": config.test_pairs}
     holds_out = stored == "train" and any(sizes.values())
-    sets = [
-        _clean_set(member, config, split, stored=stored, digests=holds_out, pool=pool, progress=progress)
-        for member in members
-    ]
-    splits = [
-        _add_tags(cleaned.split, member, config, tagged=tagged)
-        for member, cleaned in zip(members, sets, strict=True)
-    ]
+    splits, cleaned = [], []
+    for member in members:
+        with progress.part(f"reading {member.name}"):
+            raw = _open(member, config, stored)
+        _check_order(raw, member, config)
+        folder, may_drop = cache_dir(config) / "cleaned", stored == "train"
+        options: dict[str, Any] = {"digests": holds_out, "pool": pool, "progress": progress}
+        rows = load_or_clean(raw, config.clean, folder=folder, may_drop=may_drop, **options)
+        cleaned.append(_drop_and_check(raw, rows, member, config, split))
+        tags = choose_tags(config, member.direction) if tagged else ()
+        target_tag = choose_target_tag(config, member.direction)
+        splits.append(dataclasses.replace(raw, name=member.name, tags=tags, target_tag=target_tag))
     _check_tables(members, splits)
-    rows, reports = [cleaned.rows for cleaned in sets], [cleaned.report for cleaned in sets]
     identities = [entry for pair in zip(members, splits, strict=True) for entry in _identify(*pair, config)]
     if holds_out:
-        keys = [cleaned.sentences for cleaned in sets if cleaned.sentences is not None]
-        by_split, held = hold_out(splits, rows, keys, sizes)
-        rows = [*by_split[split]]
-        reports = [
-            report | {"pairs": len(numbers), "held_out": counts}
-            for report, numbers, counts in zip(reports, by_split[split], held, strict=True)
-        ]
+        cleaned = hold_out(splits, cleaned, sizes, split)
         identities.append(["held_out", list(sizes.values())])
+    reports = [entry.report for entry in cleaned]
     counts = [report["pairs"] for report in reports]
+    weights = choose_weights(config, counts) if split == "train" else (1.0,) * len(members)
     rules = describe_rules(config.clean) if stored == "train" else None
     return Pairs(
-        splits,
-        rows,
-        weights=choose_weights(config, counts) if split == "train" else (1.0,) * len(members),
+        [
+            RowSet(raw, entry.rows, entry.hashes, weight)
+            for raw, entry, weight in zip(splits, cleaned, weights, strict=True)
+        ],
         fingerprint=digest([split, rules, *identities]),
         report={"split": split, "pairs": sum(counts), "parts": reports},
-        hashes=[cleaned.hashes for cleaned in sets],
         columns=read_columns(splits, config, find_files) if split == "train" else {},
         context=Context.of(config),
     )
 
 
-class _CleanedSet(NamedTuple):
-    """A data set of a mixture, its rows to read (None: all), digests of its text, and its report."""
-
-    split: RawSplit
-    rows: np.ndarray | None
-    hashes: np.ndarray
-    sentences: np.ndarray | None
-    report: dict[str, Any]
-
-
-def _clean_set(
-    member: Member,
-    config: DataConfig,
-    split: Split,
-    *,
-    stored: Split,
-    digests: bool,
-    pool: PoolOptions,
-    progress: WorkProgress,
-) -> _CleanedSet:
-    """Read the set of a split, which is `stored` in this one: held-out pairs are in train."""
-    with progress.part(f"reading {member.name}"):
-        raw = _open(member, config, stored)
+def _check_order(raw: RawSplit, member: Member, config: DataConfig) -> None:
     if config.context and raw.documents is None:
         raise UserError(
             f"data.context is {config.context}, but the rows of {member.name} are in no known order; use "
             "text files (parallel_text) in the order of their documents, or set data.context=0"
         )
-    folder, may_drop = cache_dir(config) / "cleaned", stored == "train"
-    cleaned = load_or_clean(
-        raw, config.clean, may_drop=may_drop, digests=digests, folder=folder, pool=pool, progress=progress
-    )
+
+
+def _drop_and_check(
+    raw: RawSplit, cleaned: Cleaned, member: Member, config: DataConfig, split: Split
+) -> Cleaned:
+    """Drop the pairs of weight 0; refuse a set of which nothing is left."""
     rows, report = drop_weightless(raw, cleaned.rows, cleaned.report)
     if report["pairs"] == 0:
         problems = ", ".join(f"{name} {problem['count']}" for name, problem in report["problems"].items())
@@ -223,13 +195,7 @@ def _clean_set(
     report = report | {"name": member.name}
     if config.context and raw.documents is not None:
         report["documents"] = len(np.unique(raw.documents))
-    return _CleanedSet(raw, rows, cleaned.hashes, cleaned.sentences, report)
-
-
-def _add_tags(split: RawSplit, member: Member, config: DataConfig, *, tagged: bool) -> RawSplit:
-    tags = choose_tags(config, member.direction) if tagged else ()
-    target_tag = choose_target_tag(config, member.direction)
-    return dataclasses.replace(split, name=member.name, tags=tags, target_tag=target_tag)
+    return cleaned._replace(rows=rows, report=report)
 
 
 def _identify(member: Member, split: RawSplit, config: DataConfig) -> list[list[Any]]:
@@ -253,7 +219,11 @@ def _choose_members(config: DataConfig, split: Split) -> list[Member]:
             raise UserError("data.target_language is empty; set it to the language of the text")
         if source == target:
             named = member.name != member.dataset
-            where = f"the languages of {member.name}" if named else _LANGUAGE_FIELDS
+            where = (
+                f"the languages of {member.name}"
+                if named
+                else "data.source_language and data.target_language"
+            )
             raise UserError(f"{where} are both {source}; change one")
     if split == "train":
         return members
@@ -292,16 +262,18 @@ def open_train_set(config: DataConfig) -> RawSplit:
 def find_files(config: DataConfig, configured: tuple[str, ...]) -> list[Path | None]:
     """The file of each data set, or None; a name without a folder is one of the set's text folder."""
     names = [member.dataset for member in read_members(config)]
-    files = configured * (len(names) if len(configured) == 1 else 1)
-    paths = []
-    for name, file in zip(names, files or ("",) * len(names), strict=True):
-        path = Path(file).expanduser() if file else None
-        if path is not None and _is_text(name) and path.name == file:
-            path = _text_folder(name, config) / file
-        if path is not None and not path.exists():
-            path = find_file(path.parent, path.name) or path
-        paths.append(path)
-    return paths
+    files = configured or ("",)
+    return [
+        _find_file(name, file, config) if file else None
+        for name, file in zip(names, files * (len(names) if len(files) == 1 else 1), strict=True)
+    ]
+
+
+def _find_file(name: str, file: str, config: DataConfig) -> Path:
+    path = Path(file).expanduser()
+    if _is_text(name) and path.name == file:
+        path = _text_folder(name, config) / file
+    return path if path.exists() else find_file(path.parent, path.name) or path
 
 
 def has_split(config: DataConfig, split: Split) -> bool:
@@ -347,16 +319,8 @@ def _open(member: Member, config: DataConfig, split: Split) -> RawSplit:
     languages = (member.direction.source, member.direction.target)
     if _is_text(name):
         folder = _text_folder(name, config)
-        return open_parallel_text(
-            folder,
-            _match_files(folder, wanted, languages) or wanted,
-            name=name,
-            languages=languages,
-            clean=config.clean,
-            may_drop=split == "train",
-            cache=cache_dir(config),
-            documents=config.context > 0 or split != "train",
-        )
+        wanted, is_train = _match_files(folder, wanted, languages) or wanted, split == "train"
+        return open_parallel_text(folder, wanted, languages, config, name=name, is_train=is_train)
     if name.startswith(PREFIX):
         return open_hub_set(name, wanted, languages=languages, cache=cache_dir(config))
     with quiet():

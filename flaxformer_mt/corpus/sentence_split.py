@@ -37,9 +37,6 @@ _QUOTES = re.compile(
 _FIRST_LETTER = re.compile(r"(?<=[.!?\u2026]\s)[^\W\d_]")
 _LIKE_ABBREVIATIONS = re.compile(r"\b(?:me|mich|mag|no|ill|art|may|miss|OK)\.(?=\s[^\W\d])")
 
-# A text in Latin letters without a stop before its end is one sentence, as most lines are.
-_SINGLE = re.compile(r"[^.!?\u0250-\U0010ffff]*[.!?]*\s*\Z")
-
 # Languages whose ordinal numbers end in a full stop.
 _ORDINAL_STOPS = frozenset("bs cs da de et fi fo hr hu is lb lv mk nb nn no pl sk sl sr tr".split())
 _ORDINAL = re.compile(r"\b\d{1,2}\.\s*\Z")
@@ -54,8 +51,6 @@ def split_sentences(text: str, *, language: str = "") -> list[str]:
     numbers end in a full stop, a number of one or two digits ends no sentence, and no initial does.
     `language` is a code such as de, de_AT or zh_Hant; other values use what most languages have in common.
     """
-    if text and _SINGLE.match(text):
-        return [text]
     code = re.split("[_-]", language.lower(), maxsplit=1)[0]
     ordinals = code in _ORDINAL_STOPS
     pieces = sentencex.segment(code, _simplify(text, numbers=ordinals))

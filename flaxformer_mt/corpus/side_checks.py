@@ -7,13 +7,13 @@ identification), and lengths of a pair with those of a source and the target som
 import collections
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from flaxformer_mt.config.tag_styles import find_codes
 from flaxformer_mt.corpus.language_identification import LanguageIdentifier
-from flaxformer_mt.corpus.pairs import Pair, Part
+from flaxformer_mt.corpus.pairs import Pair, Pairs
 from flaxformer_mt.unicode_text import find_script, lacks_spaces
 
 # A sample of a set: consecutive pairs, in blocks that are spread evenly over it.
@@ -49,15 +49,6 @@ _COMMON_WORDS = dict(
 _Profile = collections.Counter[str]
 
 
-class PartedPairs(Protocol):
-    """What is read of `Pairs`."""
-
-    parts: tuple[Part, ...]
-    languages: tuple[tuple[str, str], ...]
-
-    def read_range(self, part: int, positions: range) -> list[Pair]: ...
-
-
 class Block(NamedTuple):
     """Consecutive pairs of a data set from number `start` on, and the letter sequences of both sides."""
 
@@ -86,7 +77,7 @@ class SideProblem:
 
 
 def find_side_problems(
-    splits: Mapping[str, PartedPairs], identifier: LanguageIdentifier | None = None
+    splits: Mapping[str, Pairs], identifier: LanguageIdentifier | None = None
 ) -> list[SideProblem]:
     """Compare the sides of each data set with those of the set `train`, or with a model of languages."""
     samples = {name: list(_take_samples(pairs)) for name, pairs in splits.items()}
@@ -157,22 +148,17 @@ def compare_sequences(left: _Profile, right: _Profile) -> float:
     return float(product / (norms[0] * norms[1])) if all(norms) else 0.0
 
 
-def describe_side_problems(findings: Iterable[SideProblem]) -> list[str]:
-    return [_describe(finding) for finding in findings]
-
-
-def _take_samples(pairs: PartedPairs) -> Iterator[tuple[str, tuple[str, str], list[Block]]]:
+def _take_samples(pairs: Pairs) -> Iterator[tuple[str, tuple[str, str], list[Block]]]:
     for number, (part, languages) in enumerate(zip(pairs.parts, pairs.languages, strict=True)):
         last = max(0, part.size - _BLOCK)
         count = min(_BLOCKS, -(-part.size // _BLOCK))
         starts = np.unique(np.linspace(0, last, count).astype(int)).tolist()
-        ranges = [range(start, min(start + _BLOCK, part.size)) for start in starts]
-        yield part.name, languages, [_make_block(r.start, pairs.read_range(number, r)) for r in ranges]
-
-
-def _make_block(start: int, pairs: list[Pair]) -> Block:
-    source, target = (count_sequences(pair[side] for pair in pairs) for side in (0, 1))
-    return Block(start, pairs, (source, target))
+        blocks = []
+        for start in starts:
+            block = pairs.read_range(number, range(start, min(start + _BLOCK, part.size)))
+            source, target = (count_sequences(pair[side] for pair in block) for side in (0, 1))
+            blocks.append(Block(start, block, (source, target)))
+        yield part.name, languages, blocks
 
 
 def _identify(
@@ -207,9 +193,8 @@ def _compare(block: Block, languages: tuple[str, str], known: Mapping[str, _Prof
         if min(gains) >= _CLOSER:
             yield "swapped"
             return
-    for name, language, counts, enough in zip(
-        ("source", "target"), languages, profiles, is_enough, strict=True
-    ):
+    sides = zip(("source", "target"), languages, profiles, is_enough, strict=True)
+    for name, language, counts, enough in sides:
         if enough and language in known and compare_sequences(counts, known[language]) < _UNLIKE:
             yield name
 
@@ -237,7 +222,7 @@ def _correlate(left: np.ndarray, right: np.ndarray) -> float:
     return float(np.corrcoef(left, right)[0, 1])
 
 
-def _describe(finding: SideProblem) -> str:
+def describe_side_problem(finding: SideProblem) -> str:
     where = f"the {finding.split} set {finding.name}"
     example = finding.examples[0]
     shown = f"pair {example['pair']:,} is {example['source'][:50]!r} | {example['target'][:50]!r}"
@@ -255,12 +240,8 @@ def _describe(finding: SideProblem) -> str:
             f"the two sides of {where} look shifted against each other{amount}: lengths of sources fit "
             f"targets {lines} {order} them, first near {shown}; look for a line that one of the files lacks"
         )
+    language = f"another language{amount} than those of the training set"
     if finding.language:
-        return (
-            f"the {finding.problem}s of {where} look like the language {finding.language}{amount} ({shown}); "
-            "check the files and their languages"
-        )
-    return (
-        f"the {finding.problem}s of {where} look like another language{amount} than those of the training "
-        f"set ({shown}); check the files and their languages"
-    )
+        language = f"the language {finding.language}{amount}"
+    looks = f"the {finding.problem}s of {where} look like {language}"
+    return f"{looks} ({shown}); check the files and their languages"

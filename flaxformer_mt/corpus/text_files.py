@@ -8,33 +8,19 @@ A line ends at b"\n" only, so other characters that Unicode counts as line ends 
 import contextlib
 import dataclasses
 import difflib
-import gzip
 import hashlib
 import io
 import itertools
 import time
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from flaxformer_mt.atomic_folder import artifact, digest, digest_file, read_artifact
 from flaxformer_mt.corpus.pairs import check_languages
 from flaxformer_mt.errors import UserError, first_line
 from flaxformer_mt.unicode_text import BEGINNING, check_encoding
-
-
-def open_zst(path: Path) -> io.BufferedReader:
-    """Open for reading the unpacked bytes, which cannot be sought."""
-    import pyarrow
-
-    return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"), 1 << 18)
-
-
-def count_parquet_rows(path: Path) -> int:
-    with _open_table(path) as table:
-        return table.metadata.num_rows
 
 
 def read_parquet_pairs(
@@ -104,14 +90,15 @@ def _read_texts(batch: Any, column: str | None) -> list[bytes]:
 
 # Endings of names; "" of files that are not packed.
 PACKINGS = ("", ".gz", ".zst")
-_NAMES = {".gz": "gzip", ".zst": "Zstandard"}
+# Their names for pyarrow and for a reader.
+_PACKED_BY = {".gz": ("gzip", "gzip"), ".zst": ("zstd", "Zstandard")}
 # Bytes that are skipped at a time.
 _SKIPPED = 1 << 20
 
 
 def find_packing(path: Path) -> str:
     """Ending that says how a file is packed; "" if it is not."""
-    return path.suffix if path.suffix in _NAMES else ""
+    return path.suffix if path.suffix in _PACKED_BY else ""
 
 
 def name_unpacked(path: Path) -> str:
@@ -124,21 +111,23 @@ def open_unpacked(path: Path, *, start: int = 0) -> Iterator[io.BufferedReader]:
     packing = find_packing(path)
     try:
         with contextlib.ExitStack() as stack:
-            if packing == ".zst":
-                file = stack.enter_context(open_zst(path))
+            if packing:
+                import pyarrow
+
+                unpacked = pyarrow.input_stream(str(path), compression=_PACKED_BY[packing][0])
+                file = stack.enter_context(io.BufferedReader(unpacked, 1 << 18))
                 while start and (skipped := len(file.read(min(start, _SKIPPED)))):
                     start -= skipped
             else:
-                opened = gzip.open(path) if packing else path.open("rb")
-                file = cast(io.BufferedReader, stack.enter_context(opened))
+                file = stack.enter_context(path.open("rb"))
                 file.seek(start)
             yield file
-    except (gzip.BadGzipFile, EOFError, zlib.error, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
+    except OSError as error:
+        if error.errno is not None:
             raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+        name = _PACKED_BY[packing][1]
         raise UserError(
-            f"{path} is not a complete {_NAMES.get(packing, 'text')} file ({error}); compress it again or "
-            "unpack it"
+            f"{path} is not a complete {name} file ({error}); compress it again or unpack it"
         ) from None
 
 
@@ -178,20 +167,31 @@ def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Pa
     present = {suffix: find_file(folder, f"{split}.{suffix}") for suffix in (*wanted, *TABLES)}
     matches = [path for path in present.values() if path]
     tables = [path for path in matches if find_table(path)]
-    if not languages[0] and tables in ([], [present["tsv"]]):
-        return (_find_target(folder, split, languages[1]),)
+    if not languages[0] and tables == [present["tsv"]]:
+        matches.remove(tables.pop())  # the file of targets stands beside it, or should
+        if not matches:
+            raise UserError(_cut_second_column(present["tsv"], folder / f"{split}.{languages[1]}"))
     if tables and len(matches) > 1:
         other = next(path for path in matches if path != tables[0])
         raise UserError(f"{folder} has both {tables[0].name} and {other.name}; keep one of them")
     if tables:
         return (tables[0],)
-    if missing := [f"{split}.{language}" for language in languages if not present[language]]:
+    if missing := [f"{split}.{language}" for language in wanted if not present[language]]:
+        others = f", or {split}.tsv with two columns" if languages[0] else ""
         raise UserError(
-            f"{folder} has no {missing[0]} (or {missing[0]}.gz or .zst, or {split}.tsv with two columns); "
-            f"{_present(folder, missing[0])}. The languages are {languages[0]} -> {languages[1]} "
-            "(--config.data.source_language, target_language)"
+            f"{folder} has no {missing[0]} (or {missing[0]}.gz or .zst{others}); "
+            f"{_present(folder, missing[0])}. {_describe_languages(languages)}"
         )
     return tuple(matches)
+
+
+def _cut_second_column(table: Path | None, file: Path) -> str:
+    assert table is not None
+    unpack = {"": "cat", ".gz": "zcat", ".zst": "zstdcat"}[find_packing(table)]
+    return (
+        f"{table} has two columns, but data.source_language is empty: copy the column to learn into a file "
+        f"of its own, as with `{unpack} {table} | cut -f2 > {file}`"
+    )
 
 
 def find_table(path: Path) -> str:
@@ -205,21 +205,12 @@ def has_files(folder: Path, split: str, languages: tuple[str, str]) -> bool:
     return any(find_file(folder, f"{split}.{suffix}") for suffix in (*filter(None, languages), *TABLES))
 
 
-def _find_target(folder: Path, split: str, language: str) -> Path:
-    target, table = (find_file(folder, f"{split}.{suffix}") for suffix in (language, "tsv"))
-    if target:
-        return target
-    if table:
-        unpack = {"": "cat", ".gz": "zcat", ".zst": "zstdcat"}[find_packing(table)]
-        raise UserError(
-            f"{table} has two columns, but data.source_language is empty: copy the column to learn into a "
-            f"file of its own, as with `{unpack} {table} | cut -f2 > {folder / split}.{language}`"
-        )
-    present = _present(folder, f"{split}.{language}")
-    raise UserError(
-        f"{folder} has no {split}.{language} (or {split}.{language}.gz or .zst); {present}. The language "
-        f"is {language} (--config.data.target_language), and there is no source language"
-    )
+def _describe_languages(languages: tuple[str, str]) -> str:
+    if languages[0]:
+        arrow = " -> ".join(languages)
+        return f"The languages are {arrow} (--config.data.source_language, target_language)"
+    language = f"{languages[1]} (--config.data.target_language)"
+    return f"The language is {language}, and there is no source language"
 
 
 def _require(folder: Path) -> None:
@@ -291,7 +282,8 @@ def _check_block(path: Path, size: int) -> None:
 
 def scan(path: Path, *, columns: int = 1) -> Scan:
     if find_table(path) == "parquet":
-        rows = count_parquet_rows(path)
+        with _open_table(path) as table:
+            rows = table.metadata.num_rows
         return Scan(rows, digest_file(path), tuple(range(0, rows, BLOCK)), 0, False)
     content = hashlib.blake2b(digest_size=16)
     lines = crlf_lines = start = 0

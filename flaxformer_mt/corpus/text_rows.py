@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from flaxformer_mt.atomic_folder import artifact, digest, map_arrays, save_arrays
-from flaxformer_mt.config import CleanConfig
+from flaxformer_mt.config import CleanConfig, DataConfig
 from flaxformer_mt.config.field_values import LARGEST_WEIGHT, SMALLEST_WEIGHT
 from flaxformer_mt.corpus import text_files
 from flaxformer_mt.corpus.pair_checks import EXAMPLES
@@ -28,6 +28,7 @@ from flaxformer_mt.corpus.text_files import (
     read_lines,
     read_parquet_pairs,
 )
+from flaxformer_mt.corpus.tfds_cache import cache_dir
 from flaxformer_mt.errors import UserError
 
 
@@ -161,14 +162,9 @@ class TextRows:
     def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
         size, pairs = text_files.BLOCK, list[tuple[bytes, bytes]]()
         with self._lock:
-            if isinstance(indices, range) and indices and indices.step == 1:
-                for number in range(indices.start // size, (indices.stop - 1) // size + 1):
-                    first = number * size
-                    block = self._open(number)
-                    pairs += block[max(0, indices.start - first) : indices.stop - first]
-            else:
-                for index in indices:
-                    pairs.append(self._open(index // size)[index % size])
+            for number, rows in itertools.groupby(indices, lambda index: index // size):
+                block = self._open(number)
+                pairs += [block[row % size] for row in rows]
         return pairs
 
     def _open(self, number: int) -> list[tuple[bytes, bytes]]:
@@ -209,28 +205,21 @@ class TextRows:
 
 
 def open_parallel_text(
-    folder: Path,
-    split: str,
-    *,
-    name: str,
-    languages: tuple[str, str],
-    clean: CleanConfig,
-    may_drop: bool,
-    cache: Path,
-    documents: bool = False,
+    folder: Path, split: str, languages: tuple[str, str], config: DataConfig, *, name: str, is_train: bool
 ) -> RawSplit:
-    """Count and check the files `folder/split.*`, unless `cache` says that they have not changed.
+    """Count and check the files `folder/split.*`, unless the cache says that they have not changed.
 
-    Weights of pairs are read for the train split, which is the one that `may_drop`; `documents` if asked.
+    Weights of pairs are read for the train split, which is the one that may drop pairs.
     """
+    cache = cache_dir(config)
     files = text_files.find_files(folder, split, languages)
     stamps = tuple(text_files.read_stamp(path) for path in files)
     present = tuple(filter(None, languages))
     table = text_files.find_table(files[0])
     columns = 2 if table == "tsv" else 1
     scans = tuple(text_files.load_or_scan(path, columns=columns, folder=cache / "scans") for path in files)
-    lines = _count_lines(files, scans, clean, may_drop=may_drop)
-    weights = load_weights(folder, split, files, scans[0], lines=lines, cache=cache) if may_drop else None
+    lines = _count_lines(files, scans, config.clean, may_drop=is_train)
+    weights = load_weights(folder, split, files, scans[0], lines=lines, cache=cache) if is_train else None
     rows = TextRows(files, stamps, scans, lines, languages)
     named = [table] if table in ("jsonl", "parquet") else []  # their columns have names
     identity = digest([present, columns, lines, [scan.digest for scan in scans], *named])
@@ -251,7 +240,7 @@ def open_parallel_text(
             **_read_tag(files[0]),
         },
         weights=None if weights is None else weights[0],
-        documents=load_documents(folder, split, lines=lines) if documents else None,
+        documents=load_documents(folder, split, lines=lines) if config.context or not is_train else None,
     )
 
 

@@ -64,7 +64,12 @@ def _open_builder(name: str, folder: Path) -> Any:
     prepared = _find_prepared(folder, match)
     if prepared is None:
         return _build(name, folder)
-    info = _read_info(prepared)
+    try:
+        info = read_json_object(prepared / _INFO)
+    except ValueError as error:
+        raise UserError(
+            f"{prepared / _INFO} is damaged: {error}; remove {prepared}, and prepare the set again"
+        ) from error
     formats = [info.get("fileFormat", "tfrecord"), *info.get("alternativeFileFormats", [])]
     if "array_record" not in formats:
         raise UserError(
@@ -74,15 +79,6 @@ def _open_builder(name: str, folder: Path) -> Any:
         )
     with quiet():
         return tfds.builder_from_directory(prepared, file_format="array_record")
-
-
-def _read_info(prepared: Path) -> dict[str, Any]:
-    try:
-        return read_json_object(prepared / _INFO)
-    except ValueError as error:
-        raise UserError(
-            f"{prepared / _INFO} is damaged: {error}; remove {prepared}, and prepare the set again"
-        ) from error
 
 
 def _find_prepared(folder: Path, match: re.Match[str]) -> Path | None:
@@ -123,23 +119,16 @@ def _make_builder(name: str, folder: Path) -> Any:
 
 
 def _unknown(name: str, folder: Path) -> str:
-    """Message with similar names, or the same language pair in the other direction."""
-    family, _, config = name.partition("/")
-    prepared = sorted(
-        {str(path.parent.parent.relative_to(folder)) for path in folder.glob(f"*/*/*.*.*/{_INFO}")}
-    )
-    near = difflib.get_close_matches(name, ["toy_de_en", "parallel_text", *prepared], n=2, cutoff=0.75)
-    for each in difflib.get_close_matches(family, _FAMILIES, n=1, cutoff=0.75):
-        configs = list(tfds.builder_cls(each).builder_configs)
-        reverse = "-".join(reversed(config.split("-")))
-        matches = [c for c in (config, reverse) if c in configs] or difflib.get_close_matches(
-            config, configs, n=3
-        )
-        near += [f"{each}/{c}" for c in matches or configs[:8]]
-    if near:
-        return f"there is no data set {name}; did you mean {' or '.join(dict.fromkeys(near))}?"
-    known = ", ".join(("toy_de_en", "parallel_text", *_FAMILIES))
-    return f"there is no data set {name}; available are {known} and other TFDS sets"
+    """Message with the most similar name; that of a language pair may be in the other direction."""
+    prepared = {str(path.parent.parent.relative_to(folder)) for path in folder.glob(f"*/*/*.*.*/{_INFO}")}
+    configs = [(each, config) for each in _FAMILIES for config in tfds.builder_cls(each).builder_configs]
+    known = {f"{each}/{'-'.join(pair.split('-')[::-1])}": f"{each}/{pair}" for each, pair in configs}
+    names = ("toy_de_en", "parallel_text", *prepared, *map("/".join, configs))
+    known |= dict(zip(names, names, strict=True))
+    if near := difflib.get_close_matches(name, known, n=1, cutoff=0.75):
+        return f"there is no data set {name}; did you mean {known[near[0]]}?"
+    some = ", ".join(("toy_de_en", "parallel_text", *_FAMILIES))
+    return f"there is no data set {name}; available are {some} and other TFDS sets"
 
 
 def _identify(folder: Path) -> str:

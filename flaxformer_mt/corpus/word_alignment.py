@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flaxformer_mt.atomic_folder import artifact, digest, map_arrays, save_arrays
-from flaxformer_mt.corpus.pairs import RawSplit, WordLinks
+from flaxformer_mt.corpus.pairs import RawSplit, Side, WordLinks
 from flaxformer_mt.corpus.text_files import load_or_scan, read_lines
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.unicode_text import MARKS, spell, split_words
@@ -31,14 +31,6 @@ _LONGEST_JUMP = 15
 # Weight of one occurrence of every jump and of a hundredth of one of every combination of words.
 _SMOOTHING = 0.01
 _NEIGHBOURS = [step for step in itertools.product((-1, 0, 1), repeat=2) if step != (0, 0)]
-
-
-class Sentences(NamedTuple):
-    """Sentences as numbers: `tokens[offsets[i]:offsets[i] + lengths[i]]` are those of sentence i."""
-
-    tokens: np.ndarray
-    offsets: np.ndarray
-    lengths: np.ndarray
 
 
 class _Block(NamedTuple):
@@ -57,9 +49,7 @@ class Lexicon:
     key, and then of a combination that was given up, and of padding.
     """
 
-    def __init__(
-        self, source: Sentences, target: Sentences, rows: np.ndarray, *, empty: bool, passes: int
-    ) -> None:
+    def __init__(self, source: Side, target: Side, rows: np.ndarray, *, empty: bool, passes: int) -> None:
         """Learn from the pairs `rows`; `empty` adds word 0 to the end of each source."""
         self._sides, self._empty = (source, target), empty
         self._width = int(target.tokens.max(initial=0)) + 1
@@ -126,7 +116,7 @@ class Lexicon:
         return _Block(group, places.astype(np.int32), *(side.lengths[group] for side in self._sides))
 
 
-def _pad(side: Sentences, rows: np.ndarray) -> np.ndarray:
+def _pad(side: Side, rows: np.ndarray) -> np.ndarray:
     columns, lengths = np.arange(int(side.lengths[rows].max())), side.lengths[rows][:, None]
     inside = columns < lengths
     return np.where(
@@ -159,7 +149,7 @@ def align_corpus(
     ]
 
 
-def _number(sentences: Sequence[Sequence[str]]) -> Sentences:
+def _number(sentences: Sequence[Sequence[str]]) -> Side:
     """Give each different word a number from 1, without case and the marks around it; 0: the empty word."""
     numbers: dict[str, int] = {}
 
@@ -170,10 +160,10 @@ def _number(sentences: Sequence[Sequence[str]]) -> Sentences:
 
     lengths = np.array([len(words) for words in sentences], np.int64)
     tokens = np.array([number(word) for words in sentences for word in words], np.int64)
-    return Sentences(tokens, np.cumsum(lengths) - lengths, lengths)
+    return Side(tokens, np.cumsum(lengths) - lengths, lengths)
 
 
-def _align_direction(source: Sentences, target: Sentences, iterations: tuple[int, int]) -> list[np.ndarray]:
+def _align_direction(source: Side, target: Side, iterations: tuple[int, int]) -> list[np.ndarray]:
     """Source position of each target word, -1 for none, of each pair."""
     rows = np.arange(len(source.lengths))
     lexicon = Lexicon(source, target, rows, empty=True, passes=iterations[0])

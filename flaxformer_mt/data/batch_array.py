@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flaxformer_mt.corpus.columns import EMPTY, Column, Layout, Places, Side
+from flaxformer_mt.corpus.columns import NO_SENTENCES, Column, Layout, Places
+from flaxformer_mt.corpus.pairs import Side
 from flaxformer_mt.data.batching import PlannedBatch
 from flaxformer_mt.data.buckets import Shape
 from flaxformer_mt.data.token_store import TokenStore
@@ -138,7 +139,7 @@ def make_batch(
 def make_empty_batch(shape: Shape, columns: Mapping[str, Column], *, packed: bool, **ids: Any) -> BatchArray:
     """A batch of this shape without pairs, as an example of those with pairs."""
     none = np.zeros(0, np.int64)
-    store = TokenStore(None, EMPTY, EMPTY, columns=columns)
+    store = TokenStore(None, NO_SENTENCES, NO_SENTENCES, columns=columns)
     return make_batch(store, PlannedBatch(none, none, shape, packed), **ids)
 
 

@@ -85,9 +85,7 @@ def pack_rows(
 def _windows(lengths: np.ndarray) -> np.ndarray:
     """[windows, pairs per window]: consecutive lengths, the last window padded with zeros."""
     window = min(_WINDOW, len(lengths))
-    padded = np.zeros(-(-len(lengths) // window) * window, np.int32)
-    padded[: len(lengths)] = lengths
-    return padded.reshape(-1, window)
+    return np.pad(lengths.astype(np.int32), (0, -len(lengths) % window)).reshape(-1, window)
 
 
 def _pack_windows(
@@ -135,61 +133,62 @@ class PlannedBatch(NamedTuple):
     packed: bool = False
 
 
+class Groups(NamedTuple):
+    """Pairs grouped into batches: batch i holds `examples[starts[i]:stops[i]]` and has a shape by number.
+
+    rows: pack: also the row of each pair within its batch.
+    """
+
+    examples: np.ndarray
+    rows: np.ndarray | None
+    starts: np.ndarray
+    stops: np.ndarray
+    shape_numbers: np.ndarray
+
+    def take(self, batches: Any) -> "Groups":
+        """Those batches, in this order."""
+        taken = (self.starts[batches], self.stops[batches], self.shape_numbers[batches])
+        return Groups(self.examples, self.rows, *taken)
+
+
 @dataclass(frozen=True)
 class EpochPlan:
     """The batches of an epoch, in order: `len(plan)` is their number and `plan[i]` one `PlannedBatch`.
 
     shapes: the possible batch shapes, smallest first; an epoch may have no batch of some of the shapes.
-    skipped: number of pairs left out because one side is too long.
+    skipped: number of pairs left out because one side is too long. tokens: of sources and targets.
     """
 
     shapes: tuple[Shape, ...]
     skipped: int
-    source_tokens: int
-    target_tokens: int
-    # Pair numbers in the order of the batches; pack: also the row of each pair within its batch.
-    _examples: np.ndarray
-    _rows: np.ndarray | None
-    # Batch i holds the pairs _examples[_starts[i]:_stops[i]] and has the shape shapes[_shape_numbers[i]].
-    _starts: np.ndarray
-    _stops: np.ndarray
-    _shape_numbers: np.ndarray
+    tokens: tuple[int, int]
+    groups: Groups
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self.groups.starts)
 
     def __getitem__(self, index: int) -> PlannedBatch:
-        if not 0 <= index < len(self):
-            raise IndexError(f"batch index {index} is out of range: the plan has {len(self)} batches")
-        pairs = slice(self._starts[index], self._stops[index])
-        examples = self._examples[pairs]
-        rows = np.arange(len(examples)) if self._rows is None else self._rows[pairs]
-        return PlannedBatch(examples, rows, self.shapes[self._shape_numbers[index]], self.packed)
+        examples, rows, starts, stops, shape_numbers = self.groups
+        pairs = slice(starts[index], stops[index])
+        numbers = np.arange(pairs.stop - pairs.start) if rows is None else rows[pairs]
+        return PlannedBatch(examples[pairs], numbers, self.shapes[shape_numbers[index]], self.packed)
 
     def shorten(self, batches: int) -> "EpochPlan":
         """The plan of the first `batches` batches; its numbers of pairs and tokens stay those of all."""
-        if batches >= len(self):
-            return self
-        parts = {name: getattr(self, name)[:batches] for name in ("_starts", "_stops", "_shape_numbers")}
-        return dataclasses.replace(self, **parts)
+        return dataclasses.replace(self, groups=self.groups.take(slice(batches)))
 
     @property
     def packed(self) -> bool:
-        return self._rows is not None
+        return self.groups.rows is not None
 
     @property
     def num_pairs(self) -> int:
         """Each counted as often as it occurs."""
-        return len(self._examples)
-
-    @property
-    def num_tokens(self) -> int:
-        """Source and target, without padding."""
-        return self.source_tokens + self.target_tokens
+        return len(self.groups.examples)
 
     @property
     def shape_counts(self) -> np.ndarray:
-        return np.bincount(self._shape_numbers, minlength=len(self.shapes))
+        return np.bincount(self.groups.shape_numbers, minlength=len(self.shapes))
 
     def likely_tokens(self, lengths: np.ndarray) -> list[int]:
         """Number of tokens of one side, of lengths [N], that a full batch of each shape hardly exceeds.
@@ -198,15 +197,15 @@ class EpochPlan:
         from each other, and the pairs of other epochs from these: by as much as the mean of so many pairs
         that are drawn at random. It is not for packed plans, whose rows have several pairs.
         """
-        counts = self._stops - self._starts
-        first = np.cumsum(counts) - counts
-        places = np.arange(counts.sum()) + np.repeat(self._starts - first, counts)
-        tokens = lengths[self._examples[places]].astype(np.float64)
+        examples, _, starts, stops, shape_numbers = self.groups
+        counts = stops - starts
+        places = np.arange(counts.sum()) + np.repeat(starts - np.cumsum(counts) + counts, counts)
+        tokens = lengths[examples[places]].astype(np.float64)
         owners = np.repeat(np.arange(len(counts)), counts)
         of_batches = np.bincount(owners, tokens, minlength=len(counts))
         likely = []
         for number, shape in enumerate(self.shapes):
-            of_shape = self._shape_numbers == number
+            of_shape = shape_numbers == number
             shape_tokens = tokens[of_shape[owners]]
             if not len(shape_tokens):
                 likely.append(0)
@@ -222,7 +221,7 @@ class EpochPlan:
         """Fraction of padding in the source and target arrays of all batches; 0 for an empty plan."""
         sizes = [shape.rows * (shape.source + shape.target) for shape in self.shapes]
         slots = int(self.shape_counts @ sizes)
-        return 1 - self.num_tokens / slots if slots else 0.0
+        return 1 - sum(self.tokens) / slots if slots else 0.0
 
 
 def plan_epoch(
@@ -259,7 +258,7 @@ def plan_epoch(
     else:
         groups = _group_into_buckets(examples, source_lengths, target_lengths, shapes, random)
     order = random.permutation(len(groups.starts))
-    return _plan(groups, shapes, order, lengths, skipped=skipped)
+    return EpochPlan(shapes, skipped, _count_tokens(*lengths), groups.take(order))
 
 
 def plan_in_order(source_lengths: np.ndarray, target_lengths: np.ndarray, *, config: DataConfig) -> EpochPlan:
@@ -270,8 +269,12 @@ def plan_in_order(source_lengths: np.ndarray, target_lengths: np.ndarray, *, con
     shapes = make_shapes(source_lengths, target_lengths, config=config)
     examples = np.arange(len(source_lengths))
     groups = _group_into_buckets(examples, source_lengths, target_lengths, shapes)
-    lengths = source_lengths, target_lengths
-    return _plan(groups, shapes, np.arange(len(groups.starts)), lengths, skipped=0)
+    return EpochPlan(shapes, 0, _count_tokens(source_lengths, target_lengths), groups)
+
+
+def _count_tokens(*lengths: np.ndarray) -> tuple[int, int]:
+    source, target = (int(side.sum(dtype=np.int64)) for side in lengths)
+    return source, target
 
 
 def plan_summary(plan: EpochPlan, source_lengths: np.ndarray, target_lengths: np.ndarray) -> dict[str, Any]:
@@ -280,64 +283,25 @@ def plan_summary(plan: EpochPlan, source_lengths: np.ndarray, target_lengths: np
         for shape, count in zip(plan.shapes, plan.shape_counts, strict=True)
     ]
     if not plan.packed:
-        both = plan.likely_tokens(source_lengths), plan.likely_tokens(target_lengths)
-        shapes = [
-            {**shape, "likely_tokens": list(tokens)}
-            for shape, tokens in zip(shapes, zip(*both, strict=True), strict=True)
-        ]
+        likely = zip(plan.likely_tokens(source_lengths), plan.likely_tokens(target_lengths), strict=True)
+        for shape, tokens in zip(shapes, likely, strict=True):
+            shape["likely_tokens"] = list(tokens)
     return {
         "batches": len(plan),
         "pairs": plan.num_pairs,
         "skipped": plan.skipped,
-        "source_tokens": plan.source_tokens,
-        "target_tokens": plan.target_tokens,
+        "source_tokens": plan.tokens[0],
+        "target_tokens": plan.tokens[1],
         "padding": round(plan.padding_share, 4),
         "shapes": shapes,
     }
 
 
-class _Groups(NamedTuple):
-    """Pairs grouped into batches: batch i holds `examples[starts[i]:stops[i]]`."""
-
-    examples: np.ndarray
-    rows: np.ndarray | None
-    starts: np.ndarray
-    stops: np.ndarray
-    shape_numbers: np.ndarray
-
-
-def _plan(
-    groups: _Groups,
-    shapes: tuple[Shape, ...],
-    order: np.ndarray,
-    lengths: tuple[np.ndarray, np.ndarray],
-    *,
-    skipped: int,
-) -> EpochPlan:
-    return EpochPlan(
-        shapes=shapes,
-        skipped=skipped,
-        source_tokens=int(lengths[0].sum(dtype=np.int64)),
-        target_tokens=int(lengths[1].sum(dtype=np.int64)),
-        _examples=groups.examples,
-        _rows=groups.rows,
-        _starts=groups.starts[order],
-        _stops=groups.stops[order],
-        _shape_numbers=groups.shape_numbers[order],
-    )
-
-
 def _occurrences(fits: np.ndarray, parts: Sequence[Part] | None, random: np.random.Generator) -> np.ndarray:
     """The pairs where `fits` is True, each repeated as the weight of its part requires in this epoch."""
-    if parts is None:
-        parts = [Part("all", len(fits), 1.0)]
-    if sum(part.size for part in parts) != len(fits):
-        raise ValueError(
-            f"the parts have {sum(part.size for part in parts)} pairs, but there are {len(fits)} lengths"
-        )
     numbers = np.int32 if len(fits) < 1 << 31 else np.int64
     repeated, start = [], 0
-    for part in parts:
+    for part in parts or [Part("all", len(fits), 1.0)]:
         present = (start + np.flatnonzero(fits[start : start + part.size])).astype(numbers)
         start += part.size
         times = int(part.weight)
@@ -354,7 +318,7 @@ def _group_into_buckets(
     target_lengths: np.ndarray,
     shapes: tuple[Shape, ...],
     random: np.random.Generator | None = None,
-) -> _Groups:
+) -> Groups:
     """Cut the pairs of each shape into batches, dealt evenly if `random`; the last may be partly filled."""
     lengths = source_lengths[examples], target_lengths[examples]
     numbers = smallest_shape(*lengths, shapes)
@@ -374,18 +338,18 @@ def _group_into_buckets(
         stops.append(np.minimum(starts[-1] + shape.rows, last))
         first = last
     shape_numbers = np.repeat(np.arange(len(shapes)), [len(batches) for batches in starts])
-    return _Groups(np.concatenate(groups), None, np.concatenate(starts), np.concatenate(stops), shape_numbers)
+    return Groups(np.concatenate(groups), None, np.concatenate(starts), np.concatenate(stops), shape_numbers)
 
 
 def _group_in_order(
     examples: np.ndarray, source_lengths: np.ndarray, target_lengths: np.ndarray, shapes: tuple[Shape, ...]
-) -> _Groups:
+) -> Groups:
     """Cut the pairs, in the given order, into batches, each of the smallest shape that holds its pairs."""
     rows = shapes[-1].rows
     starts = np.arange(0, len(examples), rows)
     longest = longest_of_groups(source_lengths, rows), longest_of_groups(target_lengths, rows)
     numbers = smallest_shape(*longest, shapes)
-    return _Groups(examples, None, starts, np.minimum(starts + rows, len(examples)), numbers)
+    return Groups(examples, None, starts, np.minimum(starts + rows, len(examples)), numbers)
 
 
 def _promote_leftovers(groups: list[np.ndarray], shapes: tuple[Shape, ...]) -> list[np.ndarray]:
@@ -417,7 +381,7 @@ def _group_into_packs(
     target_lengths: np.ndarray,
     shape: Shape,
     random: np.random.Generator,
-) -> _Groups:
+) -> Groups:
     """Pack the pairs into rows and the shuffled rows into batches; the last batch may be partly filled."""
     rows, num_rows = pack_rows(source_lengths, target_lengths, source=shape.source, target=shape.target)
     rows = random.permutation(num_rows)[rows]
@@ -425,6 +389,6 @@ def _group_into_packs(
     rows = rows[by_row]
     starts = np.searchsorted(rows, np.arange(0, num_rows, shape.rows))
     stops = np.append(starts[1:], len(rows))[: len(starts)]
-    return _Groups(
+    return Groups(
         examples[by_row], (rows % shape.rows).astype(np.int32), starts, stops, np.zeros(len(starts), np.int64)
     )

@@ -69,7 +69,11 @@ def make_training_shapes(
         return (longest,)
     fits = fitting(source_lengths, target_lengths, config=config)
     if not fits.any():
-        raise UserError(_all_too_long(source_lengths, target_lengths, config))
+        raise UserError(
+            f"all {len(fits)} training pairs are longer than data.max_source_length "
+            f"{config.max_source_length} or data.max_target_length {config.max_target_length} tokens (the "
+            f"shortest source and target have {source_lengths.min()} and {target_lengths.min()}); raise them"
+        )
     least = (longest.source, longest.target) if headroom else (0, 0)
     source_lengths, target_lengths = source_lengths[fits], target_lengths[fits]
     if config.batching == "bucket":
@@ -111,20 +115,6 @@ def _first_holding(sizes: Sequence[int] | np.ndarray, lengths: np.ndarray) -> np
 def longest_of_groups(lengths: np.ndarray, size: int) -> np.ndarray:
     """Maximum of each group of `size` consecutive lengths [N]; the last group may be smaller."""
     return np.maximum.reduceat(lengths, np.arange(0, len(lengths), size))
-
-
-def _all_too_long(source_lengths: np.ndarray, target_lengths: np.ndarray, config: DataConfig) -> str:
-    longest = f"data.max_target_length {config.max_target_length}"
-    if not config.source_language:
-        return (
-            f"all {len(target_lengths)} training sentences are longer than {longest} tokens (the shortest "
-            f"has {target_lengths.min()}); raise data.max_target_length"
-        )
-    return (
-        f"all {len(target_lengths)} training pairs are longer than data.max_source_length "
-        f"{config.max_source_length} or {longest} tokens (the shortest source and target have "
-        f"{source_lengths.min()} and {target_lengths.min()}); raise these limits"
-    )
 
 
 def _with_rows(source: int, target: int, config: DataConfig) -> Shape:

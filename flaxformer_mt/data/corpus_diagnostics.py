@@ -3,12 +3,12 @@
 import collections
 import hashlib
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
-from flaxformer_mt.corpus.cleaning import mix_hashes, occur_in
+from flaxformer_mt.corpus.cleaning import mix_hashes
 from flaxformer_mt.corpus.pairs import Pairs
 from flaxformer_mt.vocab import Vocab
 
@@ -18,13 +18,7 @@ _EXAMPLES, _CHARACTERS = 5, 10
 _SHORT = 120
 
 
-class _Pairs(Protocol):
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Any: ...
-
-
-def find_lost_text(pairs: _Pairs, vocab: Vocab) -> dict[str, Any]:
+def find_lost_text(pairs: Pairs, vocab: Vocab) -> dict[str, Any]:
     """Tokenize and detokenize up to 5,000 evenly spaced targets, and report those that have changed.
 
     Runs of spaces, and spaces at the ends, are no loss: they are one space, and none, in every translation.
@@ -38,9 +32,9 @@ def find_lost_text(pairs: _Pairs, vocab: Vocab) -> dict[str, Any]:
         for number, text, restored in zip(numbers, texts, back, strict=True)
         if text != restored
     ]
-    missing = collections.Counter(
-        character for _, text, restored in changed for character in _find_missing(text, restored)
-    )
+    missing: collections.Counter[str] = collections.Counter()
+    for _, text, restored in changed:  # characters that occur more often in a text than in what comes back
+        missing.update((collections.Counter(text) - collections.Counter(restored)).keys())
     return {
         "lines": len(texts),
         "lost": len(changed),
@@ -60,23 +54,14 @@ def describe_lost_text(report: Mapping[str, Any] | None) -> list[str]:
         return []
     characters = ", ".join(f"{entry['character']} ({entry['lines']:,})" for entry in report["characters"][:3])
     example: Mapping[str, Any] = report["examples"][0]
-    shown = "; ".join(
-        [
-            f"lines lack {characters}" if characters else "characters are in another order",
-            f"line {example['number']} {example['text'][:60]!r} becomes {example['back'][:60]!r}",
-        ]
-    )
+    shown = f"lines lack {characters}" if characters else "characters are in another order"
+    shown += f"; line {example['number']} {example['text'][:60]!r} becomes {example['back'][:60]!r}"
     share = report["lost"] / report["lines"]
     return [
         f"{report['lost']:,} of {report['lines']:,} targets of the validation set ({share:.1%}) cannot be "
         f"produced with this vocabulary: {shown}. A vocabulary keeps its targets with "
         "vocab.target_normalization=identity, vocab.byte_fallback=True and vocab.character_coverage=1"
     ]
-
-
-def _find_missing(text: str, restored: str) -> Sequence[str]:
-    """Characters that occur more often in a text than in what comes back of it."""
-    return list(collections.Counter(text) - collections.Counter(restored))
 
 
 def _name(character: str) -> str:
@@ -91,18 +76,13 @@ def find_overlap(train: Pairs, held_out: Mapping[str, Pairs]) -> dict[str, dict[
 
     Without a source language, the sentences are counted as pairs, and `sources` is 0.
     """
-    wanted = {name: _gather(pairs.read_hashes()) for name, pairs in held_out.items()}
-    known = [np.sort(np.concatenate(both)) for both in zip(*wanted.values(), strict=True)]
-    matches = {name: [np.zeros(len(hashes), bool) for hashes in both] for name, both in wanted.items()}
-    for part in train.read_hashes():
-        for which, values in enumerate(_gather([part]) if known else ()):
-            present = values[occur_in(values, known[which])]
-            for name, both in wanted.items():
-                matches[name][which] |= np.isin(both[which], present)
-    return {
-        name: {"of": len(pairs), "pairs": int(matches[name][0].sum()), "sources": int(matches[name][1].sum())}
-        for name, pairs in held_out.items()
-    }
+    known = _gather(train.read_hashes())
+    report = {}
+    for name, pairs in held_out.items():
+        shared = zip(_gather(pairs.read_hashes()), known, strict=True)
+        both, sources = (int(np.isin(*hashes).sum()) for hashes in shared)
+        report[name] = {"of": len(pairs), "pairs": both, "sources": sources}
+    return report
 
 
 def _gather(parts: Iterable[tuple[tuple[str, ...], np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:

@@ -47,8 +47,6 @@ class Curriculum:
         self.stages = tuple(stages)
         self._sizes = [part.size for part in parts]
         self._seed, self._accumulation = seed & 0xFFFF_FFFF_FFFF_FFFF, accumulation
-        # The newest permutation of each set, and what it was drawn for.
-        self._permutations: dict[int, tuple[tuple[int, int], np.ndarray]] = {}
 
     def is_over(self, place: Position) -> bool:
         return place.stage >= len(self.stages)
@@ -78,13 +76,8 @@ class Curriculum:
         return passes
 
     def _permute(self, stage: int, number: int, turn: int) -> np.ndarray:
-        drawn_for, order = self._permutations.get(number, ((-1, -1), np.zeros(0, np.int32)))
-        if drawn_for != (stage, turn):
-            size = self._sizes[number]
-            random = np.random.default_rng([self._seed, stage, number, turn])
-            order = random.permutation(np.arange(size, dtype=np.int32 if size < 2**31 else np.int64))
-            self._permutations[number] = ((stage, turn), order)
-        return order
+        random, size = np.random.default_rng([self._seed, stage, number, turn]), self._sizes[number]
+        return random.permutation(np.arange(size, dtype=np.int32 if size < 2**31 else np.int64))
 
     def batches_left(self, place: Position) -> int | None:
         """How many batches the stage has left at the beginning of an epoch; None: all of the epoch's."""

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flaxformer_mt.corpus.word_alignment import Lexicon, Sentences
+from flaxformer_mt.corpus.word_alignment import Lexicon
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocabs
@@ -18,7 +18,7 @@ _MAX_PAIRS = 500_000
 def learn_lexicon(store: TokenStore) -> Lexicon:
     """Learn p(target piece | source piece), eos included, from up to half a million evenly spaced pairs."""
     rows = np.unique(np.linspace(0, len(store) - 1, min(len(store), _MAX_PAIRS)).astype(np.int64))
-    return Lexicon(Sentences(*store.source), Sentences(*store.target), rows, empty=False, passes=5)
+    return Lexicon(store.source, store.target, rows, empty=False, passes=5)
 
 
 def make_shortlist(store: TokenStore, vocabs: Vocabs, *, candidates: int, common: int) -> Shortlist:

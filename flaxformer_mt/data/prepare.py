@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flaxformer_mt.atomic_folder import artifact, digest, digest_file
-from flaxformer_mt.config import Config
+from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.config.directions import common_languages, find_directions
 from flaxformer_mt.config.stage_mixes import read_stages
 from flaxformer_mt.corpus.documents import SEPARATOR, find_separator
@@ -15,7 +15,7 @@ from flaxformer_mt.corpus.language_identification import load_identifier
 from flaxformer_mt.corpus.mixture_weights import describe_shares
 from flaxformer_mt.corpus.reader import Pairs, Split, cache_dir, has_split, read_pairs
 from flaxformer_mt.corpus.sentence_split import split_sentences
-from flaxformer_mt.corpus.side_checks import describe_side_problems, find_side_problems
+from flaxformer_mt.corpus.side_checks import describe_side_problem, find_side_problems
 from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import make_training_shapes
 from flaxformer_mt.data.corpus_diagnostics import find_lost_text, find_overlap
@@ -98,8 +98,7 @@ def prepare(
         options = {"root": root / "tokens", "own_root": own_store, "pool": pool, "count": count}
         train = _tokenize_train(config, pairs["train"], vocabs, **options)
     valid = TokenStore.build(pairs["valid"], vocabs, root / "tokens") if "valid" in pairs else None
-    language = common_languages(find_directions(config.data)).source
-    lengths = _learn_lengths(train, vocabs, run_dir, language=language, context=config.data.context)
+    lengths = _learn_lengths(config, train, vocabs, run_dir)
     report = _describe_data(config, pairs, vocabs, train, lengths)
     if overlap:
         with progress.part("comparing the sets"):
@@ -171,23 +170,24 @@ def _describe_data(
 
 
 def _learn_lengths(
-    train: EpochStores, vocabs: Vocabs, run_dir: Path | None, *, language: str, context: int
+    config: Config, train: EpochStores, vocabs: Vocabs, run_dir: Path | None
 ) -> dict[str, Any] | None:
     """What there is to know of the lengths of training lines, also written into the run directory."""
     lengths = describe_target_lengths(train.base.source_lengths, train.base.target_lengths)
     if lengths is not None:
-        lengths |= _describe_lines(train, vocabs, language, context)
+        lengths |= _describe_lines(config.data, train, vocabs)
     if run_dir is not None and is_first():
         write_target_lengths(run_dir, lengths)
         publish(run_dir)
     return lengths
 
 
-def _describe_lines(train: EpochStores, vocabs: Vocabs, language: str, context: int) -> dict[str, float]:
+def _describe_lines(data: DataConfig, train: EpochStores, vocabs: Vocabs) -> dict[str, float]:
     """Shares of source lines of several sentences and in each letter case, of some all over the set."""
     numbers = range(0, len(train.base), -(-len(train.base) // _SAMPLE))
     texts = [vocabs.source.detokenize(train.base[number][0]) for number in numbers]
-    texts = [text.rpartition(SEPARATOR)[2] for text in texts] if context else texts
+    texts = [text.rpartition(SEPARATOR)[2] for text in texts] if data.context else texts
+    language = common_languages(find_directions(data)).source
     cases = collections.Counter(map(find_case, texts))
     several = sum(len(split_sentences(text, language=language)) > 1 for text in texts)
     return {"several_sentences": several / len(texts), **{case: cases[case] / len(texts) for case in CASES}}
@@ -212,9 +212,8 @@ def plan_first_epoch(config: Config, train: EpochStores) -> Any:
 
 def _check_sides(model: str, splits: Mapping[str, Pairs]) -> list[dict[str, Any]]:
     findings = find_side_problems(splits, load_identifier(model) if model else None)
-    if is_first():
-        for warning in describe_side_problems(findings):
-            warn_user(warning)
+    for finding in findings if is_first() else ():
+        warn_user(describe_side_problem(finding))
     return [dataclasses.asdict(finding) for finding in findings]
 
 

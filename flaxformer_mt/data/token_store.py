@@ -21,8 +21,8 @@ import numpy as np
 
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.atomic_folder import BuildStopped, artifact
-from flaxformer_mt.corpus.columns import Column, Side
-from flaxformer_mt.corpus.pairs import Pairs, Part
+from flaxformer_mt.corpus.columns import Column, Links
+from flaxformer_mt.corpus.pairs import Pairs, Part, Side
 from flaxformer_mt.data.tokenization import NO_DRAWING, NOTHING, Chunk, Drawing, TokenizeChunks, number_types
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocabs
@@ -101,8 +101,7 @@ class TokenStore:
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Token ids (source, target) of one pair, with eos, without padding; no source: an empty array."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"pair index {index} is out of range: the store has {len(self)} pairs")
+        index = range(len(self))[index]
         sides = (self.source, self.target)
         source, target = (side.tokens[side.offsets[index] : side.offsets[index + 1]] for side in sides)
         return source, target
@@ -143,7 +142,7 @@ def _key(pairs: Pairs, vocabs: Vocabs, drawing: Drawing) -> str:
         vocabs.target.fingerprint,
         *drawing.identity,
         *(() if pairs.has_source else ("target alone",)),
-        *((name, column.key) for name, column in pairs.columns.items() if column.key),
+        *([(Links.name, links.key)] if (links := pairs.columns.get(Links.name)) else ()),
     ]
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]
 
@@ -161,9 +160,7 @@ def _map(path: Path, dtype: Any) -> np.ndarray:
     return np.zeros(0, dtype) if empty else np.memmap(path, dtype, "r").view(np.ndarray)
 
 
-def _read_chunks(
-    pairs: Pairs, columns: Mapping[str, Column], stop: threading.Event | None
-) -> Iterator[Chunk]:
+def _read_chunks(pairs: Pairs, links: Links | None, stop: threading.Event | None) -> Iterator[Chunk]:
     texts = pairs.with_lines_before() if pairs.context else ((pair, ()) for pair in pairs)
     for number, start in enumerate(range(0, len(pairs), CHUNK)):
         sources, targets, before = [], [], []
@@ -174,9 +171,9 @@ def _read_chunks(
             targets.append(pair.target)
             before.append(earlier)
         parts, rows = pairs.locate(np.arange(start, start + len(targets)))
-        values = {name: column.take(parts, rows) for name, column in columns.items()}
+        alignments = None if links is None else links.take(parts, rows)
         name = f"pairs {start + 1:,} to {start + len(targets):,}"
-        yield Chunk(number, name, sources, targets, parts, values, before)
+        yield Chunk(number, name, sources, targets, parts, alignments, before)
 
 
 def _write_arrays(
@@ -193,16 +190,15 @@ def _write_arrays(
     workers = NO_POOL if len(pairs) / CHUNK < _FEW_CHUNKS else pool
     # In this process, SentencePiece's own threads do the work of workers.
     threads = -1 if workers == NO_POOL and pool.workers != 1 else 1
-    columns = {name: column for name, column in pairs.columns.items() if column.key}
-    kinds = tuple(map(type, columns.values()))
+    links = pairs.columns.get(Links.name)
     facts = pairs.has_source, pairs.languages, pairs.target_tags, pairs.context
-    make = functools.partial(TokenizeChunks, vocabs, drawing, kinds, threads, *facts)
-    types = number_types(vocabs, kinds)
+    make = functools.partial(TokenizeChunks, vocabs, drawing, threads, *facts)
+    types = number_types(vocabs, has_links=links is not None)
     with contextlib.ExitStack() as stack:
         written, files = _open_files(folder, types, stack)
         map_chunks = stack.enter_context(open_workers(make, workers))
         count(min(written * CHUNK, len(pairs)))
-        chunks = itertools.islice(_read_chunks(pairs, columns, stop), written, None)
+        chunks = itertools.islice(_read_chunks(pairs, links, stop), written, None)
         saved = time.monotonic()
         for chunk in map_chunks(chunks, name=lambda chunk: chunk.name):
             for name, (values, counts) in chunk.items():

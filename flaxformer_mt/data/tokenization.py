@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flaxformer_mt.config import NoiseConfig
-from flaxformer_mt.corpus.columns import Column, Links
+from flaxformer_mt.corpus.columns import Links, link_chunk
 from flaxformer_mt.corpus.documents import Context, tokenize_before
 from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.data.text_noise import TextNoise, move_words
@@ -49,8 +49,8 @@ NO_DRAWING = Drawing()
 class Chunk:
     """Consecutive pairs: their texts, the data set of each, and in the end their token ids.
 
-    columns: what the columns with a tokenizer give each pair, by name, and in the end its numbers. before:
-    the pairs whose sources are read before that of each pair, the nearest last. context: the ids of these.
+    links: the word alignment [K, 2] of each pair, if there are any. before: the pairs whose sources are read
+    before that of each pair, the nearest last. context: the ids of these.
     """
 
     number: int
@@ -58,7 +58,7 @@ class Chunk:
     sources: list[str]
     targets: list[str]
     parts: np.ndarray
-    columns: dict[str, Any]
+    links: list[np.ndarray] | None
     before: Sequence[tuple[Pair, ...]]
     source_ids: list[np.ndarray] = field(default_factory=list)
     target_ids: list[np.ndarray] = field(default_factory=list)
@@ -68,11 +68,11 @@ class Chunk:
 Step = Callable[[Chunk, int], None]
 
 
-def number_types(vocabs: Vocabs, columns: Sequence[type[Column]]) -> dict[str, np.dtype]:
+def number_types(vocabs: Vocabs, *, has_links: bool) -> dict[str, np.dtype]:
     """The types of the numbers of a store, in the order of its files."""
     sizes = {"source": vocabs.source.size, "target": vocabs.target.size}
     types = {name: np.dtype(np.uint16 if size <= 1 << 16 else np.int32) for name, size in sizes.items()}
-    return types | {column.name: np.dtype(np.uint32) for column in columns}
+    return types | ({Links.name: np.dtype(np.uint32)} if has_links else {})
 
 
 @dataclass
@@ -84,25 +84,22 @@ class TokenizeChunks:
 
     vocabs: Vocabs
     drawing: Drawing
-    columns: Sequence[type[Column]]
     threads: int
     has_source: bool
     languages: Sequence[tuple[str, str]]
     target_tags: Sequence[str]
     context: Context | None = None
 
-    def __post_init__(self) -> None:
-        self._tokenizers = {column.name: column.make_tokenizer(self.vocabs) for column in self.columns}
-
     def __call__(self, chunk: Chunk) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Return by name the numbers of all pairs one after the other, and how many each pair has."""
         for name, step in self.steps().items():
             step(chunk, step_seed(self.drawing.seed, chunk.number, name))
+        numbers = {} if chunk.links is None else {Links.name: self._link_pieces(chunk, chunk.links)}
         if self.context:
             chunk.source_ids = list(map(np.concatenate, zip(chunk.context, chunk.source_ids, strict=True)))
         sides = {"source": chunk.source_ids or [NOTHING] * len(chunk.targets), "target": chunk.target_ids}
-        numbers = {name: (np.concatenate(ids), _count(ids)) for name, ids in sides.items()} | chunk.columns
-        types = number_types(self.vocabs, self.columns)
+        numbers |= {name: (np.concatenate(ids), _count(ids)) for name, ids in sides.items()}
+        types = number_types(self.vocabs, has_links=chunk.links is not None)
         return {name: (numbers[name][0].astype(dtype), numbers[name][1]) for name, dtype in types.items()}
 
     def steps(self) -> dict[str, Step]:
@@ -115,18 +112,15 @@ class TokenizeChunks:
             "source": (self.has_source, self._tokenize_sources),
             "target": (True, self._tokenize_targets),
             "context": (self.context, self._tokenize_context),
-            "columns": (self.columns, self._number_columns),
         }
         return {name: step for name, (is_needed, step) in steps.items() if is_needed}
 
     def _add_noise(self, chunk: Chunk, seed: int) -> None:
         languages = [self.languages[part] for part in chunk.parts]
-        pairs, links = list(map(Pair, chunk.sources, chunk.targets)), chunk.columns.get(Links.name)
-        _set_text(chunk, *self.drawing.noise.apply(pairs, links, seed=seed, languages=languages))
+        _set_text(chunk, *self.drawing.noise.apply(*_text_of(chunk), seed=seed, languages=languages))
 
     def _move_words(self, chunk: Chunk, seed: int) -> None:
-        pairs, links = list(map(Pair, chunk.sources, chunk.targets)), chunk.columns.get(Links.name)
-        _set_text(chunk, *move_words(pairs, links, self.drawing.noise.rates, seed=seed))
+        _set_text(chunk, *move_words(*_text_of(chunk), self.drawing.noise.rates, seed=seed))
 
     def _tag_targets(self, chunk: Chunk, seed: int) -> None:
         leads = [tag and f"{tag} " for tag in self.target_tags]
@@ -152,11 +146,10 @@ class TokenizeChunks:
             lines = self.context.choose(len(source), [ids[pair] for pair in before])
             chunk.context.append(np.concatenate([NOTHING, *lines]))
 
-    def _number_columns(self, chunk: Chunk, seed: int) -> None:
-        sizes = _count(chunk.context) if self.context else np.zeros(len(chunk.targets), np.int64)
+    def _link_pieces(self, chunk: Chunk, links: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        before = _count(chunk.context) if self.context else np.zeros(len(chunk.targets), np.int64)
         texts, ids = (chunk.sources, chunk.targets), (chunk.source_ids, chunk.target_ids)
-        for name, tokenize in self._tokenizers.items():
-            chunk.columns[name] = tokenize(texts, ids, chunk.columns[name], sizes)
+        return link_chunk(self.vocabs, texts, ids, links, before)
 
 
 def step_seed(seed: int, chunk: int, name: str) -> int:
@@ -170,10 +163,12 @@ def fold(*numbers: int) -> int:
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
 
 
+def _text_of(chunk: Chunk) -> tuple[list[Pair], list[np.ndarray] | None]:
+    return list(map(Pair, chunk.sources, chunk.targets)), chunk.links
+
+
 def _set_text(chunk: Chunk, pairs: Sequence[Pair], links: list[np.ndarray] | None) -> None:
-    chunk.sources, chunk.targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
-    if links is not None:
-        chunk.columns[Links.name] = links
+    chunk.sources, chunk.targets, chunk.links = [p.source for p in pairs], [p.target for p in pairs], links
 
 
 def _count(ids: list[np.ndarray]) -> np.ndarray:

@@ -25,7 +25,7 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.unicode_text import BLANKS
 from flaxformer_mt.vocab.model_file import SPACE
 from flaxformer_mt.vocab.pretrained_tokenizers import Kind, make_segmenter
-from flaxformer_mt.vocab.sentencepiece_vocab import Vocab, check_unicode, clean_line
+from flaxformer_mt.vocab.sentencepiece_vocab import Vocab, check_unicode, clean_line, up_to
 
 
 def choose_pieces(pieces: Sequence[str], used: Iterable[int], *, always: Collection[int]) -> list[int]:
@@ -263,15 +263,12 @@ class PretrainedVocab(Vocab):
 
     def detokenize_all(self, all_ids: Sequence[list[int]]) -> list[str]:
         """Return the texts of ids up to the first eos, without pad, bos and tags; see `Vocab.detokenize`."""
-        return [self._detokenize(ids) for ids in all_ids]
-
-    def _detokenize(self, tokens: list[int]) -> str:
-        if self.eos_id in tokens:
-            tokens = tokens[: tokens.index(self.eos_id)]
-        plain = [token for token in tokens if token not in self._dropped]
-        if self.metadata.kept is not None:
-            plain = [self.metadata.kept[token] for token in plain]
-        return clean_line(self._segmenter.decode(plain))
+        texts, kept = [], self.metadata.kept
+        for ids in all_ids:
+            plain = [token for token in up_to(ids, self.eos_id) if token not in self._dropped]
+            plain = plain if kept is None else [kept[token] for token in plain]
+            texts.append(clean_line(self._segmenter.decode(plain)))
+        return texts
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         return [self._names[token] for token in np.asarray(ids).tolist()]

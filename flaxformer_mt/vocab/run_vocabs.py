@@ -121,11 +121,6 @@ def _check_agrees(vocabs: Vocabs, config: VocabConfig, directory: Path) -> None:
 
 
 def _load_or_train_joint(config: VocabConfig, pairs: TextPairs, *, target_only: bool) -> Vocabs:
-    if config.target_model and target_only:
-        raise UserError(
-            f"vocab.target_model is {config.target_model}, but one model serves all text; set it as "
-            "vocab.source_model"
-        )
     if config.target_model and not config.source_model:
         raise UserError(
             f"vocab.target_model is {config.target_model}, but vocab.source_model is empty and vocab.joint "

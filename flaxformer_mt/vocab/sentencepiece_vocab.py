@@ -83,19 +83,18 @@ class Vocab:
         self.eos_id: int = self._processor.eos_id()
         self.unk_id: int = self._processor.unk_id()
         ids = {"pad": self.pad_id, "eos": self.eos_id}
-        missing = [symbol for symbol, symbol_id in ids.items() if symbol_id < 0]
-        if missing:
+        if missing := [symbol for symbol, symbol_id in ids.items() if symbol_id < 0]:
             raise UserError(
                 f"{name} has no {' and no '.join(missing)} symbol (ids: {ids}, -1 if absent); train it with "
                 + " ".join(f"--{symbol}_id=N" for symbol in missing)
             )
-        self._model = model
+        self.model = model
         self._samplers: dict[float, SubwordSampler] = {}
         self.fingerprint = hashlib.sha256(model).hexdigest()
 
     def __reduce__(self) -> tuple[type["Vocab"], tuple[Any, ...]]:
         """Travel to a worker as the model alone."""
-        return Vocab, (self._model,)
+        return Vocab, (self.model,)
 
     @classmethod
     def load(cls, path: str | Path, *, name: str = "SentencePiece model") -> "Vocab":
@@ -111,13 +110,9 @@ class Vocab:
             raise UserError(f"{name} {path} cannot be read: {reason}; {remedy}") from error
         return cls(model, name=f"{name} {path}")
 
-    @property
-    def model(self) -> bytes:
-        return self._model
-
     def save(self, path: Path) -> None:
         """Write the model atomically."""
-        write_atomically(path, self._model)
+        write_atomically(path, self.model)
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of `text`, with eos at the end and without bos; the empty text gives [eos]."""
@@ -132,8 +127,6 @@ class Vocab:
         samples from all segmentations of a unigram model (Kudo 2018); 0: none. The same texts, sampling and
         seed give the same ids in every process. `threads` are used without sampling; -1: one for each core.
         """
-        if sampling and seed is None:
-            raise ValueError("sampling needs a seed")
         try:
             if sampling:
                 return self._sample(list(texts), sampling, np.random.SeedSequence(seed))
@@ -146,7 +139,7 @@ class Vocab:
 
     def _sample(self, texts: list[str], rate: float, seed: np.random.SeedSequence) -> list[np.ndarray]:
         if rate not in self._samplers:
-            sampler = make_sampler(self._model, rate)
+            sampler = make_sampler(self.model, rate)
             if sampler is None:
                 raise UserError(
                     f"vocab.sampling is {rate}, but the vocabulary is neither bpe nor unigram; set 0"
@@ -161,11 +154,8 @@ class Vocab:
 
     def detokenize_all(self, all_ids: Sequence[list[int]]) -> list[str]:
         """Return the text of each list of ids, see `detokenize`; other threads run meanwhile."""
-        eos_id, silent = self.eos_id, (self.pad_id, self.bos_id)
-        shown = [
-            [token for token in (ids[: ids.index(eos_id)] if eos_id in ids else ids) if token not in silent]
-            for ids in all_ids
-        ]
+        silent = (self.pad_id, self.bos_id)
+        shown = [[token for token in up_to(ids, self.eos_id) if token not in silent] for ids in all_ids]
         # Lists start threads, which take longer than a sentence.
         texts = [self._processor.decode(shown[0])] if len(shown) == 1 else self._processor.decode(shown)
         # Byte pieces, and a word model before each unknown word, can also produce the symbol for a space.
@@ -189,6 +179,10 @@ def load_processor(model: bytes, *, name: str) -> sentencepiece.SentencePiecePro
     return processor
 
 
+def up_to(ids: list[int], eos_id: int) -> list[int]:
+    return ids[: ids.index(eos_id)] if eos_id in ids else ids
+
+
 def clean_line(text: str) -> str:
     """Return a decoded text as one line, without the U+FFFD of bytes that are no character."""
     return text.replace("\n", " ").replace("\r", " ").replace("\ufffd", "")
@@ -207,7 +201,7 @@ def check_unicode(texts: Iterable[str]) -> None:
 
 def train_model(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> bytes:
     """Train without normalization on text that is normalized as that of its side."""
-    lines, model = _Lines(config, pairs, sides), io.BytesIO()
+    lines, model = list(_read_lines(config, pairs, sides)), io.BytesIO()
     tags = getattr(pairs, "tags", ()) if "source" in sides else ()
     sentencepiece.set_min_log_level(_ONLY_FATAL)
     try:
@@ -230,8 +224,6 @@ def train_model(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -
             minloglevel=_ONLY_FATAL,
         )
     except RuntimeError as error:
-        if lines.error is not None:
-            raise lines.error from None
         raise _explain(str(error), config, sides) from error
     size = Vocab(model.getvalue()).size
     # A char model has one piece per character, whatever size is requested.
@@ -263,30 +255,15 @@ def _make_normalizer(name: str) -> sentencepiece.SentencePieceNormalizer:
     return sentencepiece.SentencePieceNormalizer(norm_map=list(rules.items()), **plain)
 
 
-class _Lines:
-    """Normalized sentences to train on, at most `_MOST_SENTENCES`, evenly spaced over the data.
-
-    error: the exception raised by reading the pairs, which SentencePiece would convert to its own error.
-    """
-
-    def __init__(self, config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> None:
-        self._pairs = pairs
-        self._normalizers = {side: _make_normalizer(_normalization_of(config, side)) for side in sides}
-        self._wanted = min(len(pairs), max(1, _MOST_SENTENCES // len(sides)))
-        self.error: BaseException | None = None
-
-    def __iter__(self) -> Iterator[str]:
-        total, wanted = len(self._pairs), self._wanted
-        try:
-            pairs = self._pairs
-            if wanted < total:
-                pairs = pairs.select((np.arange(1, wanted + 1) * total + wanted - 1) // wanted - 1)
-            for pair in pairs:
-                for side, normalizer in self._normalizers.items():
-                    yield from _split_line(normalizer.Normalize(getattr(pair, side)))
-        except BaseException as error:
-            self.error = error
-            raise
+def _read_lines(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> Iterator[str]:
+    """Yield normalized sentences to train on, at most `_MOST_SENTENCES`, evenly spaced over the data."""
+    normalizers = {side: _make_normalizer(_normalization_of(config, side)) for side in sides}
+    total, wanted = len(pairs), max(1, _MOST_SENTENCES // len(sides))
+    if wanted < total:
+        pairs = pairs.select((np.arange(1, wanted + 1) * total + wanted - 1) // wanted - 1)
+    for pair in pairs:
+        for side, normalizer in normalizers.items():
+            yield from _split_line(normalizer.Normalize(getattr(pair, side)))
 
 
 def _split_line(line: str) -> Iterator[str]:
@@ -316,17 +293,13 @@ def _explain(problem: str, config: VocabConfig, sides: tuple[str, ...]) -> UserE
     where = " and ".join(sides)
     if match := re.search(r"Vocabulary size too high \(\d+\).* <= (\d+)", problem):
         return VocabularyTooLarge(config, sides, int(match[1]))
-    if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", problem):
+    match = re.search(r"smaller than required_chars\. \d+ vs (\d+)", problem)
+    if match or "(vocab_size) >= (0)" in problem:
+        least = int(match[1]) if match else 4 + 256 * config.byte_fallback
         return UserError(
-            f"vocab.size {config.size} is less than the {match[1]} symbols, bytes and characters that a "
-            f"{config.kind} vocabulary of the {where} text contains; set vocab.size to {match[1]} or more, "
+            f"vocab.size {config.size} is less than the {least} symbols, bytes and characters that a "
+            f"{config.kind} vocabulary of the {where} text contains; set vocab.size to {least} or more, "
             f"better several thousand, or lower vocab.character_coverage ({config.character_coverage})"
-        )
-    if "(vocab_size) >= (0)" in problem:
-        least = 4 + 256 * config.byte_fallback
-        symbols = f"special symbols{' and bytes' * config.byte_fallback}"
-        return UserError(
-            f"vocab.size {config.size} is less than the {least} {symbols}; set vocab.size above {least}"
         )
     if "sentences_.empty()" in problem or "all_chars_count" in problem:
         return UserError(f"the {where} text to train the vocabulary on is empty; check data.dataset")

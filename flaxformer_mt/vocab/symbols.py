@@ -1,30 +1,20 @@
 """User-defined symbols: strings that a vocabulary never splits, as the tag of back-translated sources."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab.model_file import SPACE
 from flaxformer_mt.vocab.sentencepiece_vocab import Vocab
 
 
-class Segmenter(Protocol):
-    """A vocabulary that turns text into pieces."""
-
-    def tokenize(self, text: str) -> list[int]: ...
-
-    def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]: ...
-
-
-def is_one_piece(vocab: Segmenter, symbol: str) -> bool:
+def is_one_piece(vocab: Vocab, symbol: str) -> bool:
     """The space before a symbol may be a piece of its own."""
     pieces = vocab.pieces(vocab.tokenize(symbol)[:-1])
     return [piece.removeprefix(SPACE) for piece in pieces if piece != SPACE] == [symbol]
 
 
-def check_symbols(vocab: Segmenter, symbols: Sequence[str], *, name: str) -> None:
+def check_symbols(vocab: Vocab, symbols: Sequence[str], *, name: str) -> None:
     if missing := [symbol for symbol in symbols if not is_one_piece(vocab, symbol)]:
         raise UserError(
             f"vocab.symbols has {missing[0]}, but {name} splits it into several pieces; leave it out, or "
@@ -32,7 +22,7 @@ def check_symbols(vocab: Segmenter, symbols: Sequence[str], *, name: str) -> Non
         )
 
 
-def check_tags(vocab: Segmenter, parts: Iterable[Mapping[str, Any]]) -> None:
+def check_tags(vocab: Vocab, parts: Iterable[Mapping[str, Any]]) -> None:
     """Raise UserError if the vocabulary of the sources splits the `tag` of a made data set, in its report."""
     for part in parts:
         tag = part.get("tag", "")

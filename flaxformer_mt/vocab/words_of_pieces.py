@@ -52,12 +52,11 @@ def _number_words(pieces: Sequence[str]) -> tuple[list[int], int]:
             pieces[start : start + len(SPACE_BYTES)] = [SPACE] * len(SPACE_BYTES)
     for piece in pieces:
         first_word = None
-        for character in piece:
-            if character == SPACE:
-                after_space = True
-                continue
-            last, after_space = last + after_space, False
-            first_word = last if first_word is None else first_word
+        for index, part in enumerate(piece.split(SPACE)):
+            after_space = after_space or index > 0
+            if part:
+                last, after_space = last + after_space, False
+                first_word = last if first_word is None else first_word
         # A piece that is only a space belongs to the word after it.
         numbers.append(last + 1 if first_word is None else first_word)
     return [max(0, min(number, last)) for number in numbers], last + 1

@@ -22,7 +22,7 @@ from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.corpus.side_checks import (
     compare_sequences,
     count_sequences,
-    describe_side_problems,
+    describe_side_problem,
     find_shift,
     find_side_problems,
 )
@@ -163,7 +163,7 @@ def test_a_swapped_set_is_found():
         {"train": Split(TRAIN), "valid": Split(VALID), "test": Split(swap(VALID))}
     )
     assert (finding.split, finding.problem, finding.blocks, finding.of) == ("test", "swapped", 2, 2)
-    (warning,) = describe_side_problems([finding])
+    warning = describe_side_problem(finding)
     assert "source and target of the test set set0 look swapped, compared with the training set" in warning
     assert repr(VALID[0].target[:50]) in warning
 
@@ -189,7 +189,7 @@ def test_a_training_set_that_is_swapped_as_a_whole_is_found(source, target):
     assert find_side_problems({"train": Split(right, languages=languages)}) == []
     (finding,) = find_side_problems({"train": Split(swap(right), languages=languages)})
     assert (finding.split, finding.problem, finding.blocks) == ("train", "swapped", finding.of)
-    (warning,) = describe_side_problems([finding])
+    warning = describe_side_problem(finding)
     assert "look swapped (pair 1 is" in warning and "compared" not in warning
     unknown = Split(swap(right), languages=("xx", "yy"))
     assert find_side_problems({"train": unknown}) == []
@@ -200,7 +200,7 @@ def test_a_swapped_part_of_the_training_set_is_found():
     (finding,) = find_side_problems({"train": Split(mixed), "valid": Split(VALID)})
     assert (finding.problem, finding.blocks, finding.of) == ("swapped", 5, 20)
     assert finding.first == 3001
-    assert "look swapped in 5 of 20 places" in describe_side_problems([finding])[0]
+    assert "look swapped in 5 of 20 places" in describe_side_problem(finding)
 
 
 @pytest.mark.parametrize("lines", [-3, -1, 1, 2, 3])
@@ -211,7 +211,7 @@ def test_a_shift_is_found_with_its_direction(lines):
     (finding,) = find_side_problems({"train": Split(late), "valid": Split(VALID)})
     assert (finding.problem, finding.shift, finding.split) == ("shifted", -lines, "train")
     assert 1990 < finding.first <= 2300 and 9 <= finding.blocks <= 11
-    (warning,) = describe_side_problems([finding])
+    warning = describe_side_problem(finding)
     order = "before" if lines > 0 else "after"
     assert f"{abs(lines)} line{'s' * (abs(lines) > 1)} {order} them" in warning
 
@@ -223,7 +223,7 @@ def test_another_language_is_found(side, name):
     wrong = make_pairs(300, words, seed=4)
     (finding,) = find_side_problems({"train": Split(TRAIN), "valid": Split(wrong)})
     assert finding.problem == name[:-1]
-    (warning,) = describe_side_problems([finding])
+    warning = describe_side_problem(finding)
     assert f"the {name} of the valid set set0 look like another language" in warning
     assert repr(wrong[0][0][:50]) in warning
     # The same language on both sides.
@@ -368,10 +368,10 @@ def test_a_model_tells_that_the_training_set_itself_is_swapped(model):
     assert find_side_problems({"train": Split(right)}, identifier) == []
     (finding,) = find_side_problems({"train": Split([Pair("the 0.9", "der 0.9")] * 300)}, identifier)
     assert (finding.problem, finding.blocks) == ("swapped", 2)
-    assert "of the train set set0 look swapped (pair 1 is" in describe_side_problems([finding])[0]
+    assert "of the train set set0 look swapped (pair 1 is" in describe_side_problem(finding)
     (finding,) = find_side_problems({"train": Split([Pair("the 0.9", "the 0.9")] * 100)}, identifier)
     assert (finding.problem, finding.language) == ("source", "eng_Latn")
-    assert "of the train set set0 look like the language eng_Latn" in describe_side_problems([finding])[0]
+    assert "of the train set set0 look like the language eng_Latn" in describe_side_problem(finding)
 
 
 def test_mistakes_are_told_with_the_remedy(tmp_path, model, monkeypatch):

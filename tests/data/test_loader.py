@@ -359,9 +359,7 @@ def test_training_transfers_one_array_split_by_rows(monkeypatch, backend):
     config = change(Config(), parallel={"data": 2, "backend": backend})
     assert config.parallel == ParallelConfig(data=2, backend=backend)
     vocabs = SimpleNamespace(target=SimpleNamespace(**BATCH_ARRAY_IDS))
-    setup = TrainingSetup(
-        config, *[None] * 2, make_parallel(config), SimpleNamespace(vocabs=vocabs), *[None] * 7, {}
-    )
+    setup = TrainingSetup(make_parallel(config), SimpleNamespace(vocabs=vocabs), *[None] * 7, {})
     one = planned([0, 1], [0, 1], Shape(2, 3, 4))
     batch = batch_array.make_batch(random_store([2, 3], [4, 1]), one, **BATCH_ARRAY_IDS)
     sent = []
