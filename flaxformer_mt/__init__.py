@@ -2,7 +2,7 @@
 
 The public API; every name is loaded when it is first used, so that importing the package loads no JAX:
 
-    from flaxformer_mt import TranslationOptions, Translator
+    from flaxformer_mt import TranslationOptions as TranslationOptions, Translator as Translator
 
     translator = Translator.load("runs/toy_de_en")
     translator.translate(["Der Mann liest ein Buch."])[0].text
@@ -12,47 +12,37 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flaxformer_mt.config import Config
-    from flaxformer_mt.config.files import load_config
-    from flaxformer_mt.config.load_options import LoadOptions
-    from flaxformer_mt.convert.export_run import export_run
-    from flaxformer_mt.convert.import_run import import_run
-    from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserError
-    from flaxformer_mt.evaluation.comparison import ResamplingOptions
-    from flaxformer_mt.evaluation.evaluate import EvaluationOptions, evaluate_run
-    from flaxformer_mt.scoring.metrics import define_scorer
-    from flaxformer_mt.training.loop import fit
-    from flaxformer_mt.translation.glossary import Glossary
-    from flaxformer_mt.translation.requests import Request
-    from flaxformer_mt.translation.result import Annotations
-    from flaxformer_mt.translation.scorer import Scorer, generate_text
-    from flaxformer_mt.translation.translator import Translator
+    from flaxformer_mt.config import Config as Config
+    from flaxformer_mt.config.files import load_config as load_config
+    from flaxformer_mt.config.load_options import LoadOptions as LoadOptions
+    from flaxformer_mt.convert.export_run import export_run as export_run
+    from flaxformer_mt.convert.import_run import import_run as import_run
+    from flaxformer_mt.errors import (
+        FlaxformerWarning as FlaxformerWarning,
+    )
+    from flaxformer_mt.errors import (
+        TrainingInterrupted as TrainingInterrupted,
+    )
+    from flaxformer_mt.errors import (
+        UserError as UserError,
+    )
+    from flaxformer_mt.evaluation.comparison import ResamplingOptions as ResamplingOptions
+    from flaxformer_mt.evaluation.evaluate import (
+        EvaluationOptions as EvaluationOptions,
+    )
+    from flaxformer_mt.evaluation.evaluate import (
+        evaluate_run as evaluate_run,
+    )
+    from flaxformer_mt.scoring.metrics import define_scorer as define_scorer
+    from flaxformer_mt.training.loop import fit as fit
+    from flaxformer_mt.translation.glossary import Glossary as Glossary
+    from flaxformer_mt.translation.requests import Request as Request
+    from flaxformer_mt.translation.result import Annotations as Annotations
+    from flaxformer_mt.translation.scorer import Scorer as Scorer
+    from flaxformer_mt.translation.scorer import generate_text as generate_text
+    from flaxformer_mt.translation.translator import Translator as Translator
 
 __version__ = "0.3.0"
-
-__all__ = [
-    "Annotations",
-    "Config",
-    "EvaluationOptions",
-    "FlaxformerWarning",
-    "Glossary",
-    "LoadOptions",
-    "Request",
-    "ResamplingOptions",
-    "Scorer",
-    "TrainingInterrupted",
-    "TranslationOptions",
-    "Translator",
-    "UserError",
-    "__version__",
-    "define_scorer",
-    "evaluate_run",
-    "export_run",
-    "fit",
-    "generate_text",
-    "import_run",
-    "load_config",
-]
 
 # Public name -> the module that defines it.
 _HOMES = {
@@ -77,6 +67,7 @@ _HOMES = {
     "import_run": "convert.import_run",
     "load_config": "config.files",
 }
+__all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -64,7 +64,6 @@ def export_run(
     tolerance: float = TOLERANCE,
     shortlist: str | Path | None = None,
     push: str | None = None,
-    warn: Callable[[str], None] = warn_user,
 ) -> ExportResult:
     """Write a trained model in a foreign format; return its files and the difference from the run's outputs.
 
@@ -85,20 +84,35 @@ def export_run(
     if output.is_symlink():
         output = output.resolve()  # the finished folder is renamed, and must not replace the link
     target = find_format(format_name, EXPORTED)
-    hub_name = None if push is None else _find_hub_name(push, format_name)
+    hub_name = None if push is None else find_hub_name(push)
+    if push is not None and (hub_name is None or format_name not in _ON_HUB):
+        raise UserError(
+            f"--push is {push} with --format={format_name}; give hf:OWNER/NAME, and one of the formats "
+            f"{', '.join(_ON_HUB)}"
+        )
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise UserError(f"{output} exists and is not an empty folder; delete it or give another --output=DIR")
-    weights = load_weights(run_dir, checkpoint=checkpoint, warn=warn)
+    weights = load_weights(run_dir, checkpoint=checkpoint)
     check_expressible(target, weights, quantization)
     rules = None if shortlist is None else _read_shortlist(shortlist, target, weights)
     if lost := target.lost_options(weights.config.search):
-        warn(
+        warn_user(
             f"the files of format {target.name} do not carry {' and '.join(lost)}; its translations differ "
             "unless you give that system options to the same effect"
         )
     with new_folder(output) as partial:
         result: dict[str, Any] = {"format": target.name, "output": name_urls(str(output))}
-        result |= _describe(weights, write_checked(target, weights, partial, tolerance), tolerance)
+        parity = write_checked(target, weights, partial, tolerance)
+        result |= {
+            "checkpoint": weights.checkpoint,
+            "step": weights.step,
+            "largest_difference": parity.largest_difference,
+            "largest_output": parity.largest_output,
+            "tolerance": tolerance,
+            "quantity": parity.quantity,
+            "target_tokens": parity.tokens,
+            "checked_on": parity.checked_on,
+        }
         if quantization != "none":
             shutil.rmtree(partial)
             partial.mkdir()
@@ -117,16 +131,6 @@ def export_run(
     return cast(ExportResult, result)
 
 
-def _find_hub_name(push: str, format_name: str) -> str:
-    name = find_hub_name(push)
-    if name is None or format_name not in _ON_HUB:
-        raise UserError(
-            f"--push is {push} with --format={format_name}; give hf:OWNER/NAME, and one of the formats "
-            f"{', '.join(_ON_HUB)}"
-        )
-    return name
-
-
 def _read_shortlist(path: str | Path, target: Format, weights: Weights) -> Shortlist:
     if target.write_shortlist is None:
         raise UserError(
@@ -136,20 +140,9 @@ def _read_shortlist(path: str | Path, target: Format, weights: Weights) -> Short
     return Shortlist.read(path, weights.vocabs)
 
 
-def _describe(weights: Weights, parity: Parity, tolerance: float) -> dict[str, Any]:
-    return {
-        "checkpoint": weights.checkpoint,
-        "step": weights.step,
-        "largest_difference": parity.largest_difference,
-        "largest_output": parity.largest_output,
-        "tolerance": tolerance,
-        "quantity": parity.quantity,
-        "target_tokens": parity.tokens,
-        "checked_on": parity.checked_on,
-    }
-
-
-def load_weights(run_dir: Path, *, checkpoint: str | None, warn: Callable[[str], None]) -> Weights:
+def load_weights(
+    run_dir: Path, *, checkpoint: str | None = None, warn: Callable[[str], None] = warn_user
+) -> Weights:
     trained = load_trained(run_dir, checkpoint=checkpoint, warn=warn)
     leaves = {path: np.asarray(leaf, np.float32) for path, leaf in flatten_tree(trained.params).items()}
     step = int(trained.progress.get("step", 0))

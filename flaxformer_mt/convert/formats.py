@@ -205,29 +205,10 @@ def find_vocabs(folder: Path, overrides: ImportOverrides) -> Vocabs:
     return load_vocabs(folder / VOCAB_NAME)
 
 
-def size_fields(config: Config, vocabs: Vocabs) -> dict[str, int]:
-    """Return the fields of a config that are sizes of arrays, by their names, and products of them."""
-    model = config.model
-    sizes = {f"model.{name}": getattr(model, name) for name in ("model_dim", "ffn_dim", "num_heads")}
-    for name in ("key_dim", "value_dim"):
-        size = getattr(model, name)
-        if size is not None:
-            sizes |= {f"model.{name}": size, f"model.num_heads * model.{name}": model.num_heads * size}
-    if model.max_positions is not None:
-        sizes["model.max_positions"] = model.max_positions
-    if vocabs.joint:
-        return sizes | {"the size of the vocabulary": vocabs.target.size}
-    return sizes | {
-        "the size of the source vocabulary": vocabs.source.size,
-        "the size of the target vocabulary": vocabs.target.size,
-    }
-
-
 def read_weights(
     table: Table, tensors: Mapping[str, Any], config: Config, vocabs: Vocabs, origin: Path, **options: Any
 ) -> Weights:
-    sizes = size_fields(config, vocabs)
-    return Weights(config, vocabs, table.to_flax(tensors, origin=str(origin), sizes=sizes, **options))
+    return Weights(config, vocabs, table.to_flax(tensors, origin=str(origin), **options))
 
 
 def fit_vocabulary(config: Config, vocabs: Vocabs) -> Config:

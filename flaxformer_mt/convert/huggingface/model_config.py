@@ -11,20 +11,7 @@ from flaxformer_mt.convert.foreign_files import check_fields, stored_bytes
 from flaxformer_mt.convert.formats import CONFIG_NAME, fit_vocabulary, read_config_json
 from flaxformer_mt.convert.huggingface.generation_options import read_search, special_ids
 from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_config, read_tokenizer_settings
-from flaxformer_mt.convert.network_fields import (
-    COUNT,
-    FFN_WIDTH,
-    FLAG,
-    LENGTH,
-    RATE,
-    WIDTH,
-    Bounds,
-    Field,
-    Fields,
-    any_value,
-    read_network,
-    write_options,
-)
+from flaxformer_mt.convert.network_fields import Bounds, Field, Fields, any_value, read_network, write_options
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocabs
 
@@ -41,17 +28,17 @@ _ACTIVATIONS = {
 }
 # The network's fields that BART's relatives share, with the defaults of transformers 5.
 BART_FIELDS = (
-    Field("max_positions", "max_position_embeddings", bounds=LENGTH, default=1024),
-    Field("model_dim", "d_model", bounds=WIDTH, default=1024),
-    Field("num_encoder_layers", "encoder_layers", bounds=COUNT, default=12),
-    Field("num_decoder_layers", "decoder_layers", bounds=COUNT, default=12),
-    Field("num_heads", "(encoder|decoder)_attention_heads", bounds=WIDTH, default=16),
-    Field("ffn_dim", "(encoder|decoder)_ffn_dim", bounds=FFN_WIDTH, default=4096),
+    Field("max_positions", "max_position_embeddings", default=1024),
+    Field("model_dim", "d_model", default=1024),
+    Field("num_encoder_layers", "encoder_layers", default=12),
+    Field("num_decoder_layers", "decoder_layers", default=12),
+    Field("num_heads", "(encoder|decoder)_attention_heads", default=16),
+    Field("ffn_dim", "(encoder|decoder)_ffn_dim", default=4096),
     Field("activation", "activation_function", _ACTIVATIONS, default="gelu"),
-    Field("embedding_scale", "scale_embedding", FLAG, default=False),
-    Field("dropout_rate", "dropout", bounds=RATE, default=0.1),
-    Field("attention_dropout_rate", "attention_dropout", bounds=RATE, default=0.0),
-    Field("ffn_dropout_rate", "activation_dropout", bounds=RATE, default=0.0),
+    Field("embedding_scale", "scale_embedding", default=False),
+    Field("dropout_rate", "dropout", default=0.1),
+    Field("attention_dropout_rate", "attention_dropout", default=0.0),
+    Field("ffn_dropout_rate", "activation_dropout", default=0.0),
     Field("padding_mask", values=("source", "both")),
     *any_value("output_bias"),
 )

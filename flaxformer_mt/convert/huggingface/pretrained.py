@@ -12,16 +12,7 @@ from flaxformer_mt.convert.foreign_files import check_fields, read_bytes
 from flaxformer_mt.convert.formats import CONFIG_NAME
 from flaxformer_mt.convert.huggingface import model_config
 from flaxformer_mt.convert.huggingface.tokenizer_files import SETTINGS, read_tokenizer_config
-from flaxformer_mt.convert.network_fields import (
-    COUNT,
-    EPSILON,
-    FFN_WIDTH,
-    RATE,
-    WIDTH,
-    Field,
-    any_value,
-    read_network,
-)
+from flaxformer_mt.convert.network_fields import Field, any_value, read_network
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import PretrainedMetadata, PretrainedVocab, Vocab
 from flaxformer_mt.vocab.pretrained_tokenizers import (
@@ -48,13 +39,13 @@ _T5_TYPES = ("t5", "mt5")
 _TYING = Field("tying", values=("all", "embeddings"))
 T5_FIELDS = (
     _TYING,
-    Field("model_dim", "d_model", bounds=WIDTH, default=512),
-    Field("num_encoder_layers", "num_layers", bounds=COUNT, default=6),
-    Field("num_decoder_layers", "num_decoder_layers", bounds=COUNT),
-    Field("num_heads", "num_heads", bounds=WIDTH, default=8),
-    Field("key_dim", "d_kv", bounds=WIDTH, default=64),
-    Field("value_dim", "d_kv", bounds=WIDTH, default=64),
-    Field("ffn_dim", "d_ff", bounds=FFN_WIDTH, default=2048),
+    Field("model_dim", "d_model", default=512),
+    Field("num_encoder_layers", "num_layers", default=6),
+    Field("num_decoder_layers", "num_decoder_layers"),
+    Field("num_heads", "num_heads", default=8),
+    Field("key_dim", "d_kv", default=64),
+    Field("value_dim", "d_kv", default=64),
+    Field("ffn_dim", "d_ff", default=2048),
     Field(
         "activation",
         "feed_forward_proj",
@@ -70,16 +61,16 @@ T5_FIELDS = (
         default="relu",
     ),
     Field("norm", values="rms"),
-    Field("norm_epsilon", "layer_norm_epsilon", bounds=EPSILON, default=1e-6),
+    Field("norm_epsilon", "layer_norm_epsilon", default=1e-6),
     Field("positions", values="relative"),
-    Field("relative_buckets", "relative_attention_num_buckets", bounds=(int, 4, 1 << 16), default=32),
-    Field("relative_distance", "relative_attention_max_distance", bounds=(int, 2, 1_000_000), default=128),
+    Field("relative_buckets", "relative_attention_num_buckets", default=32),
+    Field("relative_distance", "relative_attention_max_distance", default=128),
     Field("embedding_scale", values=False),
     Field("attention_scale", values=False),
     Field("attention_bias", values=False),
     Field("ffn_bias", values=False),
     Field("padding_mask", values=("source", "both")),
-    Field("dropout_rate", "dropout_rate", bounds=RATE, default=0.1),
+    Field("dropout_rate", "dropout_rate", default=0.1),
     *any_value("logit_scale"),
 )
 # For what a file holds, `make_model_config` chooses one of several values.

@@ -21,17 +21,7 @@ from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import check_network
 from flaxformer_mt.convert.formats import ImportOverrides, Outputs, Weights
 from flaxformer_mt.convert.name_table import TABLE_TOLERANCE, Constant, Rule, Tensors, read_names
-from flaxformer_mt.convert.network_fields import (
-    COUNT,
-    FFN_WIDTH,
-    RATE,
-    TYING,
-    WIDTH,
-    Field,
-    any_value,
-    read_network,
-    write_options,
-)
+from flaxformer_mt.convert.network_fields import TYING, Field, any_value, read_network, write_options
 from flaxformer_mt.convert.papers import post_norm
 from flaxformer_mt.convert.papers.post_norm import State, attend, linear
 from flaxformer_mt.convert.stored_tensors import as_arrays, attributes_of, load_checkpoint, take_tensors
@@ -57,13 +47,13 @@ _OPTIONS = {
 }
 _FIELDS = (
     *post_norm.FIELDS,
-    Field("model_dim", "(d_word_vec|d_model)", bounds=WIDTH),
-    Field("ffn_dim", "d_inner", bounds=FFN_WIDTH),
-    Field("num_encoder_layers", "n_layers", bounds=COUNT),
-    Field("num_heads", "n_head", bounds=WIDTH),
-    Field("key_dim", "d_k", bounds=WIDTH),
-    Field("value_dim", "d_v", bounds=WIDTH),
-    Field("dropout_rate", "dropout", bounds=RATE, default=0.1),
+    Field("model_dim", "(d_word_vec|d_model)"),
+    Field("ffn_dim", "d_inner"),
+    Field("num_encoder_layers", "n_layers"),
+    Field("num_heads", "n_head"),
+    Field("key_dim", "d_k"),
+    Field("value_dim", "d_v"),
+    Field("dropout_rate", "dropout", default=0.1),
     Field("max_positions", "n_position"),
     Field(
         "tying",
@@ -225,19 +215,12 @@ def _run(state: State, arguments: dict[str, Any], batch: Batch) -> Tensor:
 
     source_blocked = (source == arguments["src_pad_idx"])[:, None, None]
     target_blocked = (target == arguments["trg_pad_idx"])[:, None, None] | post_norm.is_future(target)
-    layers = [f".layer_stack.{n}." for n in range(arguments["n_layers"])]
-    output = post_norm.run_layers(
-        embed("encoder", "src_word_emb", source),
-        embed("decoder", "trg_word_emb", target),
-        (source_blocked, target_blocked),
-        attention=attention,
-        feedforward=feedforward,
-        encoder=[(f"encoder{layer}slf_attn", f"encoder{layer}pos_ffn") for layer in layers],
-        decoder=[
-            (f"decoder{layer}slf_attn", f"decoder{layer}enc_attn", f"decoder{layer}pos_ffn")
-            for layer in layers
-        ],
-    )
+    x, y = embed("encoder", "src_word_emb", source), embed("decoder", "trg_word_emb", target)
+    count = arguments["n_layers"]
+    encoder = [f"encoder.layer_stack.{{n}}.{name}" for name in ("slf_attn", "pos_ffn")]
+    decoder = [f"decoder.layer_stack.{{n}}.{name}" for name in ("slf_attn", "enc_attn", "pos_ffn")]
+    layers = post_norm.Layers((count, *encoder), (count, *decoder), attention, feedforward)
+    output = layers.run(x, y, source_blocked, target_blocked)
     return linear(state, "trg_word_prj", output / root if scale == "prj" else output)
 
 

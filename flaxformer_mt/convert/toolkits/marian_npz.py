@@ -38,11 +38,7 @@ from flaxformer_mt.convert.name_table import (
     read_names,
 )
 from flaxformer_mt.convert.network_fields import (
-    COUNT,
-    FFN_WIDTH,
-    RATE,
     TYING,
-    WIDTH,
     Field,
     any_value,
     find_problems,
@@ -71,17 +67,17 @@ _FILES = (_MODEL, "*.npz")
 _EMBEDDINGS = ("Wemb", "encoder_Wemb", "decoder_Wemb")
 
 _FIELDS = (
-    Field("num_encoder_layers", "enc-depth", bounds=COUNT),
-    Field("num_decoder_layers", "dec-depth", bounds=COUNT),
+    Field("num_encoder_layers", "enc-depth"),
+    Field("num_decoder_layers", "dec-depth"),
     Field(
         "decoder_self_attention",
         "transformer-decoder-autoreg",
         {"self-attention": "attention", "rnn": "ssru"},
         default="self-attention",
     ),
-    Field("model_dim", "dim-emb", bounds=WIDTH),
-    Field("num_heads", "transformer-heads", bounds=WIDTH),
-    Field("ffn_dim", "transformer-dim-ffn", bounds=FFN_WIDTH),
+    Field("model_dim", "dim-emb"),
+    Field("num_heads", "transformer-heads"),
+    Field("ffn_dim", "transformer-dim-ffn"),
     Field("activation", "transformer-ffn-activation", {"relu": "relu", "swish": "silu"}, default="swish"),
     Field(
         "norm_position",
@@ -108,9 +104,9 @@ _FIELDS = (
         },
         default=False,
     ),
-    Field("dropout_rate", "transformer-dropout", bounds=RATE, default=0.0),
-    Field("attention_dropout_rate", "transformer-dropout-attention", bounds=RATE, default=0.0),
-    Field("ffn_dropout_rate", "transformer-dropout-ffn", bounds=RATE, default=0.0),
+    Field("dropout_rate", "transformer-dropout", default=0.0),
+    Field("attention_dropout_rate", "transformer-dropout-attention", default=0.0),
+    Field("ffn_dropout_rate", "transformer-dropout-ffn", default=0.0),
 )
 # Fields whose parameters Marian always has; those that a network lacks are 0, or 1 as scales.
 _ALWAYS = ("norm_affine", "attention_bias", "ffn_bias", "output_bias")
