@@ -3,16 +3,14 @@
 Blocks map hidden states to hidden states; stack.py embeds tokens and computes logits.
 """
 
-from typing import Any
-
 from flax import linen as nn
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.kernels import Kernels, MaskRule
-from flaxformer_mt.model.attention import MultiHeadAttention
+from flaxformer_mt.model.attention import MultiHeadAttention, Step
 from flaxformer_mt.model.feedforward import FeedForward
 from flaxformer_mt.model.layers import Residual
-from flaxformer_mt.model.recurrence import Continuation, SimplerRecurrence, find_starts
+from flaxformer_mt.model.recurrence import SimplerRecurrence, find_starts
 from flaxformer_mt.shapes import Array
 
 # The cached arrays of a block, by name.
@@ -71,26 +69,11 @@ class CausalBlock(EncoderBlock):
         return self._feed(self._read(x, mask, positions, True), True), prefix
 
     def step(
-        self,
-        x: Array,
-        cache: BlockCache,
-        prefix: BlockCache,
-        *,
-        index: Array,
-        prefix_mask: Array,
-        positions: Array | None,
-        ancestry_mask: Array,
+        self, x: Array, cache: BlockCache, prefix: BlockCache, prefix_mask: Array, step: Step
     ) -> tuple[Array, BlockCache]:
         """Run one token per beam, x [B, W, D], after a prefix; return the output and the updated cache."""
-        y, updated = self.self_attention.step(
-            self.self_attention_residual.before(x),
-            cache,
-            index,
-            positions=positions,
-            prefix=prefix,
-            prefix_mask=prefix_mask,
-            ancestry_mask=ancestry_mask,
-        )
+        y = self.self_attention_residual.before(x)
+        y, updated = self.self_attention.step(y, cache, step, prefix, prefix_mask)
         x = self.self_attention_residual.after(x, y, deterministic=True)
         return self._feed(x, True), updated
 
@@ -131,42 +114,17 @@ class DecoderBlock(Block):
         return self.self_attention.empty_cache(batch, beams, max_length)
 
     def step(
-        self,
-        x: Array,
-        cache: BlockCache,
-        memory: BlockCache,
-        *,
-        index: Array,
-        cross_mask: Array | None,
-        positions: Array | None,
-        ancestry: Array | Continuation,
-        bias: Array | None = None,
+        self, x: Array, cache: BlockCache, memory: BlockCache, cross_mask: Array | None, step: Step
     ) -> tuple[Array, BlockCache]:
-        """Run one token per beam, x [B, W, D]; return the output and the updated cache.
-
-        Args:
-          ancestry: which cached tokens belong to each hypothesis, as its first sublayer reads them.
-          bias: added to the scores of self-attention, see `MultiHeadAttention.step`.
-        """
-        x, updated = self._read_one(x, cache, index, positions, ancestry, bias)
+        """Run one token per beam, x [B, W, D]; return the output and the updated cache."""
+        x, updated = self._read_one(x, cache, step)
         y = self.cross_attention_residual.before(x)
         y = self.cross_attention.attend_memory(y, memory, mask=cross_mask)
         return self._feed(self.cross_attention_residual.after(x, y, deterministic=True), True), updated
 
-    def _read_one(
-        self,
-        x: Array,
-        cache: BlockCache,
-        index: Array,
-        positions: Array | None,
-        ancestry: Any,
-        bias: Array | None,
-    ) -> tuple[Array, BlockCache]:
+    def _read_one(self, x: Array, cache: BlockCache, step: Step) -> tuple[Array, BlockCache]:
         """Run the first sublayer on one token per beam."""
-        y = self.self_attention_residual.before(x)
-        y, updated = self.self_attention.step(
-            y, cache, index, positions=positions, ancestry_mask=ancestry, bias=bias
-        )
+        y, updated = self.self_attention.step(self.self_attention_residual.before(x), cache, step)
         return self.self_attention_residual.after(x, y, deterministic=True), updated
 
 
@@ -188,14 +146,6 @@ class RecurrentDecoderBlock(DecoderBlock):
         """Make the recurrent states before the first token, whatever `max_length`."""
         return self.recurrence.empty_cache(batch, beams)
 
-    def _read_one(
-        self,
-        x: Array,
-        cache: BlockCache,
-        index: Array,
-        positions: Array | None,
-        ancestry: Any,
-        bias: Array | None,
-    ) -> tuple[Array, BlockCache]:
-        y, updated = self.recurrence.step(self.recurrence_residual.before(x), cache, ancestry)
+    def _read_one(self, x: Array, cache: BlockCache, step: Step) -> tuple[Array, BlockCache]:
+        y, updated = self.recurrence.step(self.recurrence_residual.before(x), cache, step.ancestry)
         return self.recurrence_residual.after(x, y, deterministic=True), updated

@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from flaxformer_mt.kernels import MaskRule, drop_ends
-from flaxformer_mt.model.attention import make_ancestors
+from flaxformer_mt.model.attention import Step, make_ancestors
 from flaxformer_mt.model.blocks import DecoderBlock, EncoderBlock, RecurrentDecoderBlock
 from flaxformer_mt.model.cached_decoding import CachedDecoder
-from flaxformer_mt.model.recurrence import Continuation
 from flaxformer_mt.model.stack import Embedding, Stack, make_embedding
 from flaxformer_mt.shapes import Array, Batch, Cache
 
@@ -124,36 +123,17 @@ class EncoderDecoder(CachedDecoder):
             return None
         return self.shared_embedding if self.config.tying == "all" else self.target_embedding
 
-    def _step(
-        self,
-        tokens: Array,
-        cache: Cache,
-        positions: Array,
-        ancestry: Array | Continuation,
-        *,
-        slot: Array,
-        length: int,
-        ages: Array | None,
-    ) -> tuple[Array, list[Any]]:
-        """Run tokens [B, W] at their positions, all < length; return hidden states and new caches."""
-        bias = None if ages is None else self.decoder.relative_bias(bidirectional=False).of_ages(ages)
-        embedded = self._embed_target(tokens, positions)
-        x = self.decoder.start(embedded, positions, length=length, deterministic=True)
+    def _step(self, tokens: Array, cache: Cache, step: Step, length: int) -> tuple[Array, list[Any]]:
+        assert step.positions is not None
+        embedded = self._embed_target(tokens, step.positions)
+        x = self.decoder.start(embedded, step.positions, length=length, deterministic=True)
         cross_mask = self._padding_rule(cache.shared["source_mask"]).dense(1)
         per_beam = []
         for block, block_cache, memory in zip(
             self.decoder.blocks(), cache.per_beam, cache.shared["memory"], strict=True
         ):
-            x, updated = block.step(
-                x,
-                block_cache,
-                memory,
-                index=slot,
-                cross_mask=cross_mask,
-                positions=self.decoder.rotary(positions),
-                ancestry=ancestry,
-                bias=bias,
-            )
+            own = step._replace(positions=self.decoder.rotary(step.positions))
+            x, updated = block.step(x, block_cache, memory, cross_mask, own)
             per_beam.append(updated)
         return self._finish(x), per_beam
 
