@@ -3,12 +3,11 @@
 All formats exchange `Weights`, and write the entry of this package into config.json.
 """
 
-import contextlib
 import dataclasses
 import functools
 import importlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +18,7 @@ import numpy as np
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig
 from flaxformer_mt.config.files import from_dict, read_json_object, to_dict
 from flaxformer_mt.convert.name_table import Constant, Leaves, Rule, Shapes, Table
-from flaxformer_mt.errors import UserError, install_command, suggest
+from flaxformer_mt.errors import UserError, importing, suggest
 from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.parallel import default_platform
 from flaxformer_mt.parameter_trees import flatten_tree, nest_leaves
@@ -241,9 +240,9 @@ _HOMES = {
     "decoder-only": "papers.decoder_only",
     "aiayn": "papers.aiayn",
     "embeddings": "papers.embeddings",
-    "hf": "huggingface.hub_models",
-    "marian": "huggingface.bart_family:MARIAN",
-    "hf-pre-norm": "huggingface.bart_family:PEGASUS",
+    "hf": "huggingface.nllb_bart_t5",
+    "marian": "huggingface.marian_pegasus:MARIAN",
+    "hf-pre-norm": "huggingface.marian_pegasus:PEGASUS",
     "ctranslate2": "ctranslate2.model_folder",
     "fairseq": "toolkits.fairseq",
     "opennmt-py": "toolkits.opennmt_py",
@@ -265,30 +264,6 @@ _OTHER_NAMES = {
     "pegasus": "hf-pre-norm",
     **dict.fromkeys(("firefox", "intgemm"), "bergamot"),
 }
-# Package of others -> optional dependency group (extra) of flaxformer-mt that installs it.
-EXTRAS = {
-    "torch": "torch",
-    "transformers": "torch",
-    "safetensors": "torch",
-    "ctranslate2": "ctranslate2",
-    "tokenizers": "huggingface",
-    "huggingface_hub": "huggingface",
-}
-
-
-@contextlib.contextmanager
-def naming_extras(what: str) -> Iterator[None]:
-    """Import in the body: for a missing package of another system, say how it is installed."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in EXTRAS:
-            raise
-        raise UserError(
-            f"{what} needs {package}, which is not installed; install the extra {EXTRAS[package]} with: "
-            f"{install_command(extra=EXTRAS[package])}"
-        ) from error
 
 
 def find_format(name: str, known: Sequence[str] = NAMES) -> Format:
@@ -296,5 +271,5 @@ def find_format(name: str, known: Sequence[str] = NAMES) -> Format:
         hint = suggest(_OTHER_NAMES.get(name, name), known, otherwise=f"known formats: {', '.join(known)}")
         raise UserError(f"unknown format {name}{hint}")
     module, _, attribute = _HOMES[name].partition(":")
-    with naming_extras(f"format {name}"):
+    with importing("ctranslate2" if name == "ctranslate2" else "torch", what=f"format {name}"):
         return getattr(importlib.import_module(f"flaxformer_mt.convert.{module}"), attribute or "FORMAT")

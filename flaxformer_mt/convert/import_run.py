@@ -24,7 +24,7 @@ from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, find
 from flaxformer_mt.convert.hub_store import fetch_model, find_hub_name
 from flaxformer_mt.convert.parity_check import OwnOutputs, Parity, check_tolerance, compare, compute_own
 from flaxformer_mt.convert.sentencepiece_file import Specials, make_word_model
-from flaxformer_mt.errors import UserError, describe_error
+from flaxformer_mt.errors import UserError, describe_error, importing
 from flaxformer_mt.object_store.remote_runs import fetch_input, open_copy, publish
 from flaxformer_mt.parameter_trees import nest_leaves
 from flaxformer_mt.runs.load_run import write_new_run
@@ -116,7 +116,7 @@ def _refuse(path: Path, reason: str) -> UserError:
 
 
 def _read_names(file: Path) -> list[str]:
-    with formats.naming_extras(str(file)):
+    with importing("torch", what=str(file)):
         if file.suffix != ".safetensors":
             from flaxformer_mt.convert.stored_tensors import load_checkpoint
 

@@ -18,12 +18,7 @@ from flaxformer_mt.kernels.relative_bias import RelativeBias
 from flaxformer_mt.model.attention import GUIDED
 from flaxformer_mt.model.initializers import Initializer, declare, make_initializers
 from flaxformer_mt.model.layers import Dropout, make_norm
-from flaxformer_mt.model.positions import (
-    SINUSOIDAL_TABLES,
-    LearnedPositions,
-    RelativePositions,
-    sinusoidal_positions,
-)
+from flaxformer_mt.model.positions import SINUSOIDAL_TABLES, LearnedPositions, sinusoidal_positions
 from flaxformer_mt.model.projections import PROJECTED
 from flaxformer_mt.parallel.sharding import constrain, gather
 from flaxformer_mt.shapes import Array
@@ -78,7 +73,7 @@ class Stack(nn.Module):
             bias_init = initializers.bias(rows) if config.embedding_bias else None
             self.positions = LearnedPositions(rows, config.model_dim, initializers.positions, bias_init)
         if config.positions == "relative":
-            self.relative_positions = RelativePositions(
+            self.relative_positions = LearnedPositions(
                 config.relative_buckets, config.num_heads, make_initializers(config).positions
             )
         rate = config.embedding_dropout_rate
@@ -167,7 +162,7 @@ class Stack(nn.Module):
 
     def relative_bias(self, *, bidirectional: bool) -> RelativeBias:
         """Return what the self-attention of all blocks adds to its scores, with relative positions."""
-        return RelativeBias(self.relative_positions(), self.config.relative_distance, bidirectional)
+        return RelativeBias(self.relative_positions.embedding, self.config.relative_distance, bidirectional)
 
     def rotary(self, positions: Array) -> Array | None:
         """Return the positions for rotary embeddings; None with other position encodings."""

@@ -25,7 +25,7 @@ from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.convert.formats import ImportOverrides, Weights, find_format
-from flaxformer_mt.convert.huggingface.hub_models import _make_table
+from flaxformer_mt.convert.huggingface.nllb_bart_t5 import _make_table
 from flaxformer_mt.convert.import_run import import_run
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.errors import UserError

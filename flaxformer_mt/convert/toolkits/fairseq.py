@@ -148,7 +148,7 @@ def _read_network(options: dict[str, Any], state: Mapping[str, torch.Tensor], fi
 # ---- arrays ----
 
 
-# BART has the same names (huggingface/bart_family.py).
+# BART has the same names (huggingface/marian_pegasus.py).
 STACK_NAMES = """
 (encoder|decoder)/layers_{n}/self_attention/(query|key|value|output)    (encoder|decoder).layers.{n}.self_attn.(q|k|v|out)_proj
 (encoder|decoder)/layers_{n}/cross_attention/(query|key|value|output)   (encoder|decoder).layers.{n}.encoder_attn.(q|k|v|out)_proj

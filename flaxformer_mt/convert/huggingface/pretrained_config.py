@@ -118,25 +118,15 @@ def read_family(folder: Path, stored: Mapping[str, Any]) -> Family:
         fields.setdefault("num_decoder_layers", fields.get("num_layers", 6))
     check_fields(fields, model_config.ID_BOUNDS, path)
     network = read_network(T5_FIELDS if model_type in _T5_TYPES else BART_FIELDS, fields, path)
-    problems = _find_problems(fields)
-    problems += model_config.find_oversize(folder, fields["vocab_size"], network.model_dim)
+    problems = model_config.find_problems(fields, fields["vocab_size"], folder, network.model_dim)
+    problems += [
+        f"{name} is {str(fields[name])[:40]}; only encoder-decoder models are read"
+        for name, value in (("is_encoder_decoder", True), ("is_decoder", False))
+        if fields.get(name, value) is not value
+    ]
     if problems:
         raise UserError("\n".join(f"{path}: {problem}" for problem in problems))
     return Family(model_type, fields, network)
-
-
-def _find_problems(fields: Mapping[str, Any]) -> list[str]:
-    problems = model_config.find_quantization(fields)
-    for name, value in (("is_encoder_decoder", True), ("is_decoder", False)):
-        if fields.get(name, value) is not value:
-            problems.append(f"{name} is {str(fields[name])[:40]}; only encoder-decoder models are read")
-    for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
-        if type(fields[name]) is not int or not 0 <= fields[name] < fields["vocab_size"]:
-            problems.append(
-                f"{name} is {str(fields[name])[:40]}; it must be an id below vocab_size "
-                f"{fields['vocab_size']}"
-            )
-    return problems
 
 
 def make_model_config(family: Family, *, tied: bool, output_bias: bool) -> ModelConfig:
