@@ -73,10 +73,9 @@ Outputs = Callable[[Batch], np.ndarray]
 _ONLY_READ = "its files are only read; give another --format, such as torch or ctranslate2"
 
 
-def constraining_options(search: SearchConfig) -> list[str]:
-    """Return the options of a search, with their values, that exclude or force translations in every beam."""
+def changed_options(search: SearchConfig, names: Iterable[str]) -> list[str]:
+    """Return those of some options of a search, with their values, that are not the default."""
     default = SearchConfig()
-    names = ("suppress", "no_repeat_ngram", "min_length_ratio", "min_length_offset")
     values = {
         name: getattr(search, name) for name in names if getattr(search, name) != getattr(default, name)
     }
@@ -84,6 +83,12 @@ def constraining_options(search: SearchConfig) -> list[str]:
         f"search.{name}={','.join(value) if isinstance(value, tuple) else value}"
         for name, value in values.items()
     ]
+
+
+def constraining_options(search: SearchConfig) -> list[str]:
+    """Return the options of a search that exclude or force translations in every beam."""
+    names = ("suppress", "no_repeat_ngram", "min_length_ratio", "min_length_offset")
+    return changed_options(search, names)
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,15 @@ class Block(nn.Module):
         self._setup_feedforward()
 
     def _setup_reading(self) -> None:
-        """Make the first sublayer, which reads the other tokens of the sequence."""
         self.self_attention = MultiHeadAttention(self.config, self.kernels)
         self.self_attention_residual = Residual(self.config, self.kernels)
 
     def _setup_feedforward(self) -> None:
         self.feedforward = FeedForward(self.config, self.kernels)
         self.feedforward_residual = Residual(self.config, self.kernels)
+
+    def empty_cache(self, batch: int, beams: int, max_length: int) -> BlockCache:
+        return self.self_attention.empty_cache(batch, beams, max_length)
 
     def _read(self, x: Array, mask: MaskRule, positions: Array | None, deterministic: bool) -> Array:
         """Run the first sublayer on all tokens."""
@@ -43,7 +45,6 @@ class Block(nn.Module):
         return self.self_attention_residual.after(x, y, deterministic=deterministic)
 
     def _feed(self, x: Array, deterministic: bool) -> Array:
-        """Run the last sublayer, the feed-forward network."""
         y = self.feedforward(self.feedforward_residual.before(x), deterministic=deterministic)
         return self.feedforward_residual.after(x, y, deterministic=deterministic)
 
@@ -58,10 +59,6 @@ class EncoderBlock(Block):
 
 class CausalBlock(EncoderBlock):
     """Decoder-only block: self-attention and feed-forward, with a cache for decoding token by token."""
-
-    def empty_cache(self, batch: int, beams: int, max_length: int) -> BlockCache:
-        """Make an empty self-attention cache for `max_length` tokens."""
-        return self.self_attention.empty_cache(batch, beams, max_length)
 
     def read(self, x: Array, mask: MaskRule, positions: Array | None) -> tuple[Array, BlockCache]:
         """Run a prefix x [B, S, D] (prefill); return the output and the keys and values for later tokens."""
@@ -109,10 +106,6 @@ class DecoderBlock(Block):
         """Project the memory to the keys and values of cross-attention, once per source."""
         return self.cross_attention.project_memory(memory)
 
-    def empty_cache(self, batch: int, beams: int, max_length: int) -> BlockCache:
-        """Make an empty self-attention cache for `max_length` tokens."""
-        return self.self_attention.empty_cache(batch, beams, max_length)
-
     def step(
         self, x: Array, cache: BlockCache, memory: BlockCache, cross_mask: Array | None, step: Step
     ) -> tuple[Array, BlockCache]:
@@ -123,7 +116,6 @@ class DecoderBlock(Block):
         return self._feed(self.cross_attention_residual.after(x, y, deterministic=True), True), updated
 
     def _read_one(self, x: Array, cache: BlockCache, step: Step) -> tuple[Array, BlockCache]:
-        """Run the first sublayer on one token per beam."""
         y, updated = self.self_attention.step(self.self_attention_residual.before(x), cache, step)
         return self.self_attention_residual.after(x, y, deterministic=True), updated
 

@@ -77,7 +77,6 @@ class CachedDecoder(nn.Module):
         decoder: Stack
 
     def _setup_output(self, size: int) -> None:
-        """Make the parameters of the output layer for `size` tokens."""
         config = self.config
         initializers = make_initializers(config)
         if self._output_embedding is None:
@@ -161,7 +160,6 @@ class CachedDecoder(nn.Module):
         return self.decoder.relative_bias(bidirectional=False).of_ages(ages)
 
     def _finish(self, x: Array) -> Array:
-        """Apply what follows the last block."""
         x = self.decoder.finish(x)
         return x * self.config.model_dim**-0.5 if self.config.logit_scale else x
 

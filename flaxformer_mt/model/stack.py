@@ -49,7 +49,6 @@ class Embedding(nn.Module):
 
 
 def make_embedding(config: ModelConfig, size: int) -> Embedding:
-    """Make the embedding of a vocabulary of `size` pieces."""
     initializers = make_initializers(config)
     bias_init = initializers.bias(size) if config.embedding_bias else None
     return Embedding(size, config.model_dim, initializers.embedding, bias_init)
@@ -157,7 +156,6 @@ class Stack(nn.Module):
         return self.layers
 
     def finish(self, x: Array) -> Array:
-        """Apply the norm after the last block, if the config has one."""
         return constrain(self.final_norm(x), "BTD") if _has_final_norm(self.config) else x
 
     def relative_bias(self, *, bidirectional: bool) -> RelativeBias:

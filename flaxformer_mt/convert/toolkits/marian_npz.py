@@ -26,7 +26,7 @@ from flaxformer_mt.config import Config, ModelConfig, SearchConfig
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import StoredArray, check_network, check_unpacked_size, read_bytes
 from flaxformer_mt.convert.formats import Format, ImportOverrides, Outputs, Weights, refuse_overrides
-from flaxformer_mt.convert.huggingface.generation_options import TYPICAL_LENGTH
+from flaxformer_mt.convert.huggingface.generation_options import length_power
 from flaxformer_mt.convert.name_table import (
     FLAT_ROWS,
     LINEAR,
@@ -259,10 +259,9 @@ def make_search(weights: Weights) -> dict[str, Any]:
     Its limit of lengths is a multiple of the source's. It is no shorter than ours for sources of four tokens.
     """
     search, vocab = weights.config.search, weights.vocabs.target
-    factor = 1.0 if search.length_penalty_kind == "length" else TYPICAL_LENGTH / (5 + TYPICAL_LENGTH)
     return {
         "beam-size": search.beam_size if search.method == "beam" else 1,
-        "normalize": round(search.length_penalty * factor, 6),
+        "normalize": round(length_power(search), 6),
         "word-penalty": 0,
         "max-length-factor": math.ceil(search.max_length_ratio + search.max_length_offset / 4),
         "allow-unk": vocab.unk_id not in make_symbols(vocab, search).never,
@@ -272,8 +271,7 @@ def make_search(weights: Weights) -> dict[str, Any]:
 def list_lost(search: SearchConfig) -> list[str]:
     others = tuple(name for name in search.suppress if name != _UNK[0])  # the unknown symbol is in the files
     lost = formats.constraining_options(replace(search, suppress=others))
-    lost += [f"search.rerank={search.rerank}"] if search.rerank else []
-    lost += [f"search.mbr={search.mbr}"] if search.mbr else []
+    lost += formats.changed_options(search, ("rerank", "mbr"))
     return lost + ["search.method=sample"] * (search.method == "sample")
 
 
