@@ -76,13 +76,9 @@ _ONLY_READ = "its files are only read; give another --format, such as torch or c
 def changed_options(search: SearchConfig, names: Iterable[str]) -> list[str]:
     """Return those of some options of a search, with their values, that are not the default."""
     default = SearchConfig()
-    values = {
-        name: getattr(search, name) for name in names if getattr(search, name) != getattr(default, name)
-    }
-    return [
-        f"search.{name}={','.join(value) if isinstance(value, tuple) else value}"
-        for name, value in values.items()
-    ]
+    shown: dict[type, Callable[[Any], str]] = {tuple: ",".join, float: "{:g}".format}
+    values = {name: value for name in names if (value := getattr(search, name)) != getattr(default, name)}
+    return [f"search.{name}={shown.get(type(value), str)(value)}" for name, value in values.items()]
 
 
 def constraining_options(search: SearchConfig) -> list[str]:
@@ -121,17 +117,18 @@ class Format:
     more_problems: Callable[[Weights], list[str]] = lambda weights: []
 
 
-def shapes_of(config: ModelConfig, *, source_size: int, target_size: int) -> Shapes:
+def shapes_of(config: ModelConfig, *, source_size: int, target_size: int, **changes: Any) -> Shapes:
+    """Return the shapes of a network's parameters, some fields of its config changed."""
     # Exported trees have one subtree per layer, even if training stacks the layers (model.scan_layers).
-    return dict(_trace_shapes(dataclasses.replace(config, scan_layers=False), source_size, target_size))
+    changes["scan_layers"] = False
+    return dict(_trace_shapes(dataclasses.replace(config, **changes), source_size, target_size))
 
 
-def absent_shapes(model: ModelConfig, fields: Iterable[str], *, source_size: int, target_size: int) -> Shapes:
+def absent_shapes(model: ModelConfig, fields: Iterable[str], **sizes: int) -> Shapes:
     """Return the shapes of parameters that a network lacks because of these fields, which are False."""
-    changes: dict[str, Any] = {"scan_layers": False, **dict.fromkeys(fields, True)}
-    own = shapes_of(model, source_size=source_size, target_size=target_size)
-    whole = _trace_shapes(dataclasses.replace(model, **changes), source_size, target_size)
-    return {path: shape for path, shape in whole.items() if path not in own}
+    present = shapes_of(model, **sizes)
+    whole = shapes_of(model, **sizes, **dict.fromkeys(fields, True))
+    return {path: shape for path, shape in whole.items() if path not in present}
 
 
 def make_table(
@@ -139,8 +136,7 @@ def make_table(
 ) -> Table:
     """Make the name table of a network; `absent` are fields whose parameters the foreign one always has."""
     sizes = {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
-    lacking = absent_shapes(model, absent, **sizes)
-    return Table(shapes_of(model, **sizes), rules, what=what, absent=lacking)
+    return Table(shapes_of(model, **sizes), rules, what=what, absent=absent_shapes(model, absent, **sizes))
 
 
 @functools.lru_cache(maxsize=128)

@@ -93,18 +93,6 @@ class EncoderDecoder(CachedDecoder):
         rule = self._padding_rule(source_mask)
         return self._encode(source, source_mask, rule, positions=None, deterministic=True)
 
-    def decode(self, target_in: Array, memory: Array, source_mask: Array) -> Array:
-        """Compute logits [B, T, V] of target prefixes [B, T] over a memory, all positions in parallel."""
-        x = self._decode(
-            target_in,
-            memory,
-            self_rule=MaskRule(causal=True),
-            cross_rule=self._padding_rule(source_mask),
-            positions=None,
-            deterministic=True,
-        )
-        return self.logits(x)
-
     def start_decoding(self, source: Array, source_mask: Array, beams: int, max_length: int) -> Cache:
         """Encode sources [B, S] and make the cache for up to `max_length` target tokens."""
         return self.start_cache(self.encode(source, source_mask), source_mask, beams, max_length)

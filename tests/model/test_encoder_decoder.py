@@ -173,22 +173,6 @@ def test_decoding_with_a_cache_equals_the_whole_forward_pass_at_every_step(varia
         )
 
 
-def test_encoding_and_decoding_apart_are_the_forward_pass():
-    model, params = build("documents")
-    batch = make_rows([0, 1, 2])
-
-    @jax.jit
-    def apart(params: Any, batch: Batch) -> jax.Array:
-        memory = model.apply({"params": params}, batch.source, batch.source_mask, method="encode")
-        args = batch.target_in, memory, batch.source_mask
-        return model.apply({"params": params}, *args, method="decode")
-
-    logits = apart(params, batch)
-    for row, (_, targets) in enumerate(LENGTHS):
-        expected = expected_logits("documents")[row, :targets]
-        np.testing.assert_allclose(logits[row, :targets], expected, atol=3e-5)
-
-
 def test_padding_masks_by_name():
     """none: padding reaches real tokens; both: padded targets attend to no padded target."""
     for kind, variant in {"source": "paper", "both": "documents"}.items():

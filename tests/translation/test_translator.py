@@ -25,6 +25,7 @@ from flaxformer_mt.model import make_model
 from flaxformer_mt.parallel import SplitParameters
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel, load_trained
+from flaxformer_mt.shapes import Batch
 from flaxformer_mt.text_io.resumable_output import ResumableOutput
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import Annotations
@@ -66,9 +67,9 @@ def test_log_probs_are_those_of_the_network(found_by_beam, config, vocabs, param
 
     @jax.jit
     def log_probs_of(params, source, target_in, target_out):
-        mask = source != vocab.pad_id
-        memory = model.apply({"params": params}, source, mask, method="encode")
-        steps = jax.nn.log_softmax(model.apply({"params": params}, target_in, memory, mask, method="decode"))
+        masks = source != vocab.pad_id, target_in != vocab.pad_id
+        batch = Batch(source, target_in, target_out, *masks)
+        steps = jax.nn.log_softmax(model.apply({"params": params}, batch, deterministic=True))
         steps = jnp.take_along_axis(steps, target_out[:, :, None], axis=2)[:, :, 0]
         return jnp.where(target_out == vocab.pad_id, 0.0, steps).sum(axis=1)
 

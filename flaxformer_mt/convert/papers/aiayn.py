@@ -80,11 +80,12 @@ _SAME = (
 )
 
 
-def is_checkpoint(path: Path) -> bool:
+def _is_checkpoint(path: Path) -> bool:
     return path.suffix == ".chkpt" and path.is_file()
 
 
-def write_checkpoint(tensors: Tensors, arguments: dict[str, Any], path: Path) -> None:
+def _write_checkpoint(weights: Weights, tensors: Tensors, folder: Path) -> None:
+    arguments, path = _arguments(weights.config, weights.vocabs), folder / CHECKPOINT_NAME
     table = sinusoidal_table(_SCRIPT_POSITIONS, arguments["d_model"])[None]
     state = dict(tensors) | dict.fromkeys(TABLES, table)
     if arguments["trg_emb_prj_weight_sharing"]:
@@ -108,7 +109,7 @@ def write_checkpoint(tensors: Tensors, arguments: dict[str, Any], path: Path) ->
     save_value(checkpoint, path)
 
 
-def read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:
+def _read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:
     checkpoint = load_checkpoint(path)
     settings = attributes_of(checkpoint.get("settings"))
     if "model" not in checkpoint or not settings:
@@ -117,7 +118,7 @@ def read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:
     return {name: np.asarray(array) for name, array in as_arrays(state).items()}, settings
 
 
-def make_model_config(
+def _make_model_config(
     base: ModelConfig, settings: dict[str, Any], tensors: Tensors, path: Path
 ) -> ModelConfig:
     """Return the model of a file: sizes and switches of its settings, number of positions of its tables."""
@@ -224,13 +225,8 @@ def _run(state: State, arguments: dict[str, Any], batch: Batch) -> Tensor:
     return linear(state, "trg_word_prj", output / root if scale == "prj" else output)
 
 
-def _write_checkpoint(weights: Weights, tensors: Tensors, folder: Path) -> None:
-    arguments = _arguments(weights.config, weights.vocabs)
-    write_checkpoint(tensors, arguments, folder / CHECKPOINT_NAME)
-
-
 def _read(path: Path, overrides: ImportOverrides) -> Weights:
-    if not is_checkpoint(path):
+    if not _is_checkpoint(path):
         return STATE_DICT.read(path, overrides)
     tensors, config, vocabs = _load_checkpoint(path, overrides)
     return STATE_DICT.weights_of(tensors, config, vocabs, origin=path)
@@ -238,7 +234,7 @@ def _read(path: Path, overrides: ImportOverrides) -> Weights:
 
 def _open(path: Path, overrides: ImportOverrides | None = None) -> Outputs:
     overrides = overrides or ImportOverrides()
-    if not is_checkpoint(path):
+    if not _is_checkpoint(path):
         return STATE_DICT.open(path, overrides)
     tensors, config, vocabs = _load_checkpoint(path, overrides)
     return STATE_DICT.outputs_of(tensors, _arguments(config, vocabs))
@@ -246,7 +242,7 @@ def _open(path: Path, overrides: ImportOverrides | None = None) -> Outputs:
 
 def _load_checkpoint(path: Path, overrides: ImportOverrides) -> tuple[Tensors, Config, Vocabs]:
     """Return the file's tensors, with the given config or that of the folder and the file's model."""
-    tensors, settings = read_checkpoint(path)
+    tensors, settings = _read_checkpoint(path)
     vocabs = formats.find_vocabs(path.parent, overrides)
     config = overrides.config
     if config is None:
@@ -254,7 +250,7 @@ def _load_checkpoint(path: Path, overrides: ImportOverrides) -> tuple[Tensors, C
         base = (
             formats.find_config(path.parent, overrides) if known else formats.fit_vocabulary(Config(), vocabs)
         )
-        config = dataclasses.replace(base, model=make_model_config(base.model, settings, tensors, path))
+        config = dataclasses.replace(base, model=_make_model_config(base.model, settings, tensors, path))
     check_network(config, path.parent)
     STATE_DICT.check_config(config)
     return tensors, config, vocabs
