@@ -126,29 +126,6 @@ def applied(layer: MultiHeadAttention, **options: Any) -> Any:
     )
 
 
-def test_layer_projects_attends_and_projects_back():
-    layer, params, x, memory = make_layer()
-    mask = random_inputs()[3]
-    assert jax.tree.map(jnp.shape, params) == {
-        "query": {"kernel": (17, H, K), "bias": (H, K)},
-        "key": {"kernel": (17, H, K), "bias": (H, K)},
-        "value": {"kernel": (17, H, E), "bias": (H, E)},
-        "output": {"kernel": (H, E, 17), "bias": (17,)},
-    }
-
-    def project(name: str, y: np.ndarray) -> np.ndarray:
-        return np.einsum("btd,dhk->bthk", y, params[name]["kernel"]) + np.asarray(params[name]["bias"])
-
-    weights, mixed = numpy_attention(
-        project("query", x), project("key", memory), project("value", memory), mask
-    )
-    expected = np.einsum("bqhe,hed->bqd", mixed, params["output"]["kernel"]) + params["output"]["bias"]
-    run = applied(layer, deterministic=True, mutable="intermediates")
-    result, kept = run(params, x, memory, mask=Given(mask))
-    np.testing.assert_allclose(result, expected, atol=1e-4)
-    np.testing.assert_allclose(kept["intermediates"]["attention_weights"][0], weights, atol=1e-5)
-
-
 def test_attention_dropout_has_a_rate_of_its_own():
     """With only weights dropped, the result differs between keys; with the rate set to 0 it does not."""
     config = dataclasses.replace(CONFIG, dropout_rate=0.5)

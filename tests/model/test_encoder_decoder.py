@@ -11,6 +11,7 @@ import pytest
 from tiny_experiment import mark_slow, random_params, small_model
 
 from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.convert.name_table import expand_groups
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.plots import attention_maps
 from flaxformer_mt.model import Model, init_params, make_model
@@ -242,22 +243,6 @@ def test_a_language_model_reads_no_source():
     np.testing.assert_allclose(of_short, logits[:, :4], atol=3e-5)
 
 
-def test_one_vector_tells_no_positions_apart():
-    """Document 002 read literally: the first layer computes the same for a token at every position."""
-    config = dataclasses.replace(TINY, architecture="decoder_only", positions="one_vector", max_positions=5)
-    model = make_model(config, source_size=V, target_size=V)
-    params = random_params(model, scale=0.25)
-    assert params["decoder"]["positions"]["embedding"].shape == (5, 12)
-    rows = np.array([[7, 8, 9], [8, 7, 9]], np.int32)
-    nothing = np.zeros((2, 0), np.int32)
-    batch = Batch(nothing, rows, rows, nothing > 0, rows > 0)
-    logits = jax.jit(lambda params, batch: model.apply({"params": params}, batch, deterministic=True))(
-        params, batch
-    )
-    np.testing.assert_allclose(logits[0, 2], logits[1, 2], atol=1e-5)
-    assert not np.allclose(logits[0, 1], logits[1, 1], atol=1e-3)
-
-
 @pytest.mark.parametrize("variant", DEFAULT)
 def test_a_pair_in_a_batch_is_the_pair_alone(variant):
     """Neither the other rows nor the amount of padding, on either side, reach the logits of real tokens."""
@@ -324,25 +309,17 @@ def parameter_shapes(config: ModelConfig, source_size: int = V, target_size: int
     return {path: leaf.shape for path, leaf in flatten_tree(params).items()}
 
 
-def attention_paths(prefix: str, *names: str) -> set[str]:
-    return {f"{prefix}/{part}/{leaf}" for part in ("query", "key", "value", "output") for leaf in names}
-
-
 def test_parameter_paths_are_an_interface():
     """Checkpoints and converters read these names: a change here breaks what users have on disk."""
-    encoder, decoder = "encoder/layers_0", "decoder/layers_0"
-    paths = attention_paths(f"{encoder}/self_attention", "kernel", "bias")
-    paths |= attention_paths(f"{decoder}/self_attention", "kernel", "bias")
-    paths |= attention_paths(f"{decoder}/cross_attention", "kernel", "bias")
-    for layer in (encoder, decoder):
-        paths |= {
-            f"{layer}/feedforward/{p}/{leaf}" for p in ("input", "output") for leaf in ("kernel", "bias")
-        }
-    residuals = [f"{encoder}/self_attention", f"{encoder}/feedforward", f"{decoder}/self_attention"]
-    residuals += [f"{decoder}/cross_attention", f"{decoder}/feedforward"]
-    paths |= {f"{place}_residual/norm/{leaf}" for place in residuals for leaf in ("scale", "bias")}
-    final = {f"{stack}/final_norm/{leaf}" for stack in ("encoder", "decoder") for leaf in ("scale", "bias")}
-
+    layers = "(encoder|decoder)/layers_0"
+    paths = {
+        *expand_groups(f"{layers}/self_attention/(query|key|value|output)/(kernel|bias)"),
+        *expand_groups("decoder/layers_0/cross_attention/(query|key|value|output)/(kernel|bias)"),
+        *expand_groups(f"{layers}/feedforward/(input|output)/(kernel|bias)"),
+        *expand_groups(f"{layers}/(self_attention|feedforward)_residual/norm/(scale|bias)"),
+        *expand_groups("decoder/layers_0/cross_attention_residual/norm/(scale|bias)"),
+    }
+    final = {*expand_groups("(encoder|decoder)/final_norm/(scale|bias)")}
     shapes = parameter_shapes(TINY)
     assert set(shapes) == paths | final | {"shared_embedding/embedding"}
     assert shapes["shared_embedding/embedding"] == (V, 12)
@@ -369,9 +346,7 @@ def test_parameter_paths_are_an_interface():
     gated = parameter_shapes(
         dataclasses.replace(TINY, tying="target_output", activation="swiglu", norm="rms")
     )
-    gates = {
-        f"{layer}/feedforward/gate/{leaf}" for layer in (encoder, decoder) for leaf in ("kernel", "bias")
-    }
+    gates = {*expand_groups(f"{layers}/feedforward/gate/(kernel|bias)")}
     rms = {path for path in paths | final if not path.endswith("norm/bias")}
     assert set(gated) == rms | gates | {"source_embedding/embedding", "target_embedding/embedding"}
 
