@@ -55,14 +55,14 @@ class EncoderDecoder(CachedDecoder):
             positions=batch.source_positions,
             deterministic=deterministic,
         )
-        return self._decode(
-            batch.target_in,
-            memory,
-            self_rule=self._target_rule(batch),
-            cross_rule=self.cross_rule(batch),
-            positions=batch.target_positions,
-            deterministic=deterministic,
-        )
+        self_rule, cross_rule = self._target_rule(batch), self.cross_rule(batch)
+        length, packed = batch.target_in.shape[1], batch.target_positions is not None
+        positions = jnp.arange(length)[None] if batch.target_positions is None else batch.target_positions
+        embedded = self._embed_target(batch.target_in, positions)
+        x = self.decoder.start(embedded, positions, length=length, packed=packed, deterministic=deterministic)
+        self_rule = self._add_bias(self_rule, self.decoder, bidirectional=False)
+        x = self.decoder.run(x, memory, self_rule, cross_rule, self.decoder.rotary(positions), deterministic)
+        return self._finish(x)
 
     def _source_rule(self, batch: Batch) -> MaskRule:
         if batch.source_segments is None:
@@ -172,21 +172,3 @@ class EncoderDecoder(CachedDecoder):
         rule = self._add_bias(rule, self.encoder, bidirectional=True)
         x = self.encoder.run(x, rule, self.encoder.rotary(positions), deterministic)
         return self.encoder.finish(x)
-
-    def _decode(
-        self,
-        target_in: Array,
-        memory: Array,
-        *,
-        self_rule: MaskRule,
-        cross_rule: MaskRule,
-        positions: Array | None,
-        deterministic: bool,
-    ) -> Array:
-        length, packed = target_in.shape[1], positions is not None
-        positions = jnp.arange(length)[None] if positions is None else positions
-        embedded = self._embed_target(target_in, positions)
-        x = self.decoder.start(embedded, positions, length=length, packed=packed, deterministic=deterministic)
-        self_rule = self._add_bias(self_rule, self.decoder, bidirectional=False)
-        x = self.decoder.run(x, memory, self_rule, cross_rule, self.decoder.rotary(positions), deterministic)
-        return self._finish(x)

@@ -18,14 +18,19 @@ from torch import Tensor
 
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.convert import formats
-from flaxformer_mt.convert.foreign_files import check_network
-from flaxformer_mt.convert.formats import ImportOverrides, Outputs, Weights
+from flaxformer_mt.convert.formats import ImportOverrides, Weights
 from flaxformer_mt.convert.name_table import TABLE_TOLERANCE, Constant, Rule, Tensors, read_names
 from flaxformer_mt.convert.network_fields import TYING, Field, any_value, read_network, write_options
 from flaxformer_mt.convert.papers import post_norm
 from flaxformer_mt.convert.papers.post_norm import State, attend, linear
 from flaxformer_mt.convert.stored_tensors import as_arrays, attributes_of, load_checkpoint, take_tensors
-from flaxformer_mt.convert.torch.state_dicts import StateDictFormat, save_tensors, save_value, tensor_of
+from flaxformer_mt.convert.torch.state_dicts import (
+    Loaded,
+    StateDictFormat,
+    save_tensors,
+    save_value,
+    tensor_of,
+)
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.positions import sinusoidal_table
 from flaxformer_mt.shapes import Batch
@@ -78,10 +83,6 @@ _SAME = (
     *("src_pad_idx", "trg_pad_idx", "d_word_vec", "d_model", "n_layers", "n_head", "d_k", "d_v"),
     *("dropout", "scale_emb_or_prj"),
 )
-
-
-def _is_checkpoint(path: Path) -> bool:
-    return path.suffix == ".chkpt" and path.is_file()
 
 
 def _write_checkpoint(weights: Weights, tensors: Tensors, folder: Path) -> None:
@@ -225,23 +226,10 @@ def _run(state: State, arguments: dict[str, Any], batch: Batch) -> Tensor:
     return linear(state, "trg_word_prj", output / root if scale == "prj" else output)
 
 
-def _read(path: Path, overrides: ImportOverrides) -> Weights:
-    if not _is_checkpoint(path):
-        return STATE_DICT.read(path, overrides)
-    tensors, config, vocabs = _load_checkpoint(path, overrides)
-    return STATE_DICT.weights_of(tensors, config, vocabs, origin=path)
-
-
-def _open(path: Path, overrides: ImportOverrides | None = None) -> Outputs:
-    overrides = overrides or ImportOverrides()
-    if not _is_checkpoint(path):
-        return STATE_DICT.open(path, overrides)
-    tensors, config, vocabs = _load_checkpoint(path, overrides)
-    return STATE_DICT.outputs_of(tensors, _arguments(config, vocabs))
-
-
-def _load_checkpoint(path: Path, overrides: ImportOverrides) -> tuple[Tensors, Config, Vocabs]:
+def _load_checkpoint(path: Path, overrides: ImportOverrides) -> Loaded | None:
     """Return the file's tensors, with the given config or that of the folder and the file's model."""
+    if path.suffix != ".chkpt" or not path.is_file():
+        return None
     tensors, settings = _read_checkpoint(path)
     vocabs = formats.find_vocabs(path.parent, overrides)
     config = overrides.config
@@ -251,8 +239,6 @@ def _load_checkpoint(path: Path, overrides: ImportOverrides) -> tuple[Tensors, C
             formats.find_config(path.parent, overrides) if known else formats.fit_vocabulary(Config(), vocabs)
         )
         config = dataclasses.replace(base, model=_make_model_config(base.model, settings, tensors, path))
-    check_network(config, path.parent)
-    STATE_DICT.check_config(config)
     return tensors, config, vocabs
 
 
@@ -264,5 +250,6 @@ STATE_DICT = StateDictFormat(
     _run,
     find_more_problems=_find_more_problems,
     write_more=_write_checkpoint,
+    load_other=_load_checkpoint,
 )
-FORMAT = dataclasses.replace(STATE_DICT.make_format(), read=_read, open=_open)
+FORMAT = STATE_DICT.make_format()
