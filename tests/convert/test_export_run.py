@@ -14,13 +14,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tiny_experiment import write_untrained_run
+from test_document_formats import SHALLOW, TINY
+from tiny_experiment import text_data, write_untrained_run
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import (
     Config,
-    DataConfig,
-    ModelConfig,
     OptimConfig,
     ParallelConfig,
     SearchConfig,
@@ -44,6 +43,7 @@ from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.training.loop import fit
 from flaxformer_mt.translation.translator import Translator
 
+LENGTHS = {"max_source_length": 12, "max_target_length": 12}
 WORDS = {"eins": "one", "zwei": "two", "drei": "three", "vier": "four", "acht": "eight"}
 
 
@@ -64,31 +64,9 @@ def run(tmp_path_factory):
             lines = "".join(f"{getattr(pair, side)}\n" for pair in chosen)
             (text / f"{split}.{language}").write_text(lines, encoding="utf-8")
     config = Config(
-        data=DataConfig(
-            dataset="parallel_text",
-            text_dir=str(text),
-            cache_dir=str(root / "cache"),
-            max_source_length=12,
-            max_target_length=12,
-            batch_tokens=96,
-            num_shapes=1,
-        ),
+        data=text_data(text, cache_dir=str(root / "cache"), batch_tokens=96, num_shapes=1, **LENGTHS),
         vocab=VocabConfig(kind="char", size=22, joint=True, byte_fallback=False),
-        model=ModelConfig(
-            num_encoder_layers=1,
-            num_decoder_layers=1,
-            model_dim=8,
-            num_heads=2,
-            key_dim=3,
-            value_dim=5,
-            ffn_dim=12,
-            norm_position="post",
-            first_position=1,
-            embedding_scale=False,
-            tying="none",
-            padding_mask="both",
-            dropout_rate=0.0,
-        ),
+        model=dataclasses.replace(TINY, **SHALLOW, first_position=1, dropout_rate=0.0),
         optim=OptimConfig(schedule="constant", warmup_steps=0),
         train=TrainConfig(steps=3, evaluate_every=9, checkpoint_every=2, tensorboard=False),
         parallel=ParallelConfig(devices=1),
