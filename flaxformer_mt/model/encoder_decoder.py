@@ -51,7 +51,7 @@ class EncoderDecoder(CachedDecoder):
         memory = self._encode(
             batch.source,
             batch.source_mask,
-            self._source_rule(batch),
+            self._rule_of_sources(batch, batch.source_segments),
             positions=batch.source_positions,
             deterministic=deterministic,
         )
@@ -64,11 +64,6 @@ class EncoderDecoder(CachedDecoder):
         x = self.decoder.run(x, memory, self_rule, cross_rule, self.decoder.rotary(positions), deterministic)
         return self._finish(x)
 
-    def _source_rule(self, batch: Batch) -> MaskRule:
-        if batch.source_segments is None:
-            return self._padding_rule(batch.source_mask)
-        return MaskRule(batch.source_segments, self._read_segments(batch.source_segments))
-
     def _target_rule(self, batch: Batch) -> MaskRule:
         if batch.target_segments is not None:
             return MaskRule(batch.target_segments, batch.target_segments, causal=True)
@@ -77,9 +72,15 @@ class EncoderDecoder(CachedDecoder):
 
     def cross_rule(self, batch: Batch) -> MaskRule:
         """Return which source positions each target position may attend to."""
-        if batch.source_segments is None:
+        return self._rule_of_sources(batch, batch.target_segments)
+
+    def _rule_of_sources(self, batch: Batch, query_segments: Array | None) -> MaskRule:
+        segments: Any = batch.source_segments
+        if segments is None:
             return self._padding_rule(batch.source_mask)
-        return MaskRule(batch.target_segments, self._read_segments(batch.source_segments))
+        if not self.config.source_end:
+            segments = drop_ends(jnp.asarray(segments, jnp.int32))
+        return MaskRule(query_segments, segments)
 
     def embed_target(self, batch: Batch) -> Array:
         """Compute the vectors [B, T, D] of target tokens and positions, the input of the first layer."""
@@ -132,10 +133,6 @@ class EncoderDecoder(CachedDecoder):
         if not self.config.source_end:
             is_token = drop_ends(jnp.asarray(is_token, jnp.int32)) > 0
         return MaskRule(None, is_token, padded_at_end=True)
-
-    def _read_segments(self, segments: Any) -> Any:
-        """Return the segments of packed sources with those positions as padding that are not read."""
-        return segments if self.config.source_end else drop_ends(jnp.asarray(segments, jnp.int32))
 
     def _add_bias(self, rule: MaskRule, stack: Stack, *, bidirectional: bool) -> MaskRule:
         """Add the biases of relative positions to a rule of self-attention, if the model has them.

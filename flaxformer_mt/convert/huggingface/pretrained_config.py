@@ -1,5 +1,6 @@
 """From config.json and tokenizer of a pretrained model to a config: BART, mBART, M2M100 (NLLB), T5, mT5."""
 
+import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -255,20 +256,15 @@ def _find_pieces(pieces: list[str], style: TagStyle) -> dict[str, int]:
 
 
 def _list_codes(style: str, settings: Mapping[str, Any]) -> list[str]:
-    if style == "m2m_100":
-        from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES as codes
-
-        name = settings.get("language_codes", "m2m100")
-        if not isinstance(name, str) or name not in codes:
-            raise UserError(f"{SETTINGS}: language_codes is {str(name)[:40]}; known: {', '.join(codes)}")
-        return [f"__{code}__" for code in codes[name]]
-    if style == "nllb":
-        from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as nllb_codes
-
-        return list(nllb_codes)
-    from transformers.models.mbart50.tokenization_mbart50 import FAIRSEQ_LANGUAGE_CODES as mbart_codes
-
-    return list(mbart_codes)
+    family = {"mbart_50": "mbart50"}.get(style, style)
+    module = importlib.import_module(f"transformers.models.{family}.tokenization_{family}")
+    codes = module.FAIRSEQ_LANGUAGE_CODES
+    if style != "m2m_100":
+        return list(codes)
+    name = settings.get("language_codes", "m2m100")
+    if not isinstance(name, str) or name not in codes:
+        raise UserError(f"{SETTINGS}: language_codes is {str(name)[:40]}; known: {', '.join(codes)}")
+    return [f"__{code}__" for code in codes[name]]
 
 
 def _make_data_fields(family: Family, style: TagStyle, settings: Mapping[str, Any]) -> dict[str, Any]:
