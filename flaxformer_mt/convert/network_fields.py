@@ -27,11 +27,15 @@ RATE: Bounds = (float, 0, 0.999)
 _BOUNDS: dict[str, Bounds] = {
     **dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), (int, 1, 1000)),
     **dict.fromkeys(("model_dim", "num_heads", "key_dim", "value_dim"), (int, 1, 1 << 16)),
-    **{"ffn_dim": (int, 1, 1 << 20), "max_positions": LENGTH, "norm_epsilon": (float, 0, 1)},
-    **{"relative_buckets": (int, 4, 1 << 16), "relative_distance": (int, 2, 1_000_000)},
+    "ffn_dim": (int, 1, 1 << 20),
+    "max_positions": LENGTH,
+    "norm_epsilon": (float, 0, 1),
+    "relative_buckets": (int, 4, 1 << 16),
+    "relative_distance": (int, 2, 1_000_000),
     **dict.fromkeys(("dropout_rate", "embedding_dropout_rate"), RATE),
     **dict.fromkeys(("attention_dropout_rate", "ffn_dropout_rate"), RATE),
 }
+# Fields that are true or false.
 _FLAGS = [field.name for field in dataclasses.fields(ModelConfig) if isinstance(field.default, bool)]
 
 NOT = {True: False, False: True}

@@ -83,8 +83,8 @@ class DecoderOnly(CachedDecoder):
             self.decoder.blocks(), cache.per_beam, cache.shared["prefix"], strict=True
         ):
             prefix_mask = make_padding_mask(source_mask)
-            own = step._replace(positions=self.decoder.rotary(positions))
-            x, updated = block.step(x, block_cache, prefix, prefix_mask, own)
+            block_step = step._replace(positions=self.decoder.rotary(positions))
+            x, updated = block.step(x, block_cache, prefix, prefix_mask, block_step)
             per_beam.append(updated)
         return self._finish(x), per_beam
 

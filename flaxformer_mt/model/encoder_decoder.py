@@ -121,8 +121,8 @@ class EncoderDecoder(CachedDecoder):
         for block, block_cache, memory in zip(
             self.decoder.blocks(), cache.per_beam, cache.shared["memory"], strict=True
         ):
-            own = step._replace(positions=self.decoder.rotary(step.positions))
-            x, updated = block.step(x, block_cache, memory, cross_mask, own)
+            block_step = step._replace(positions=self.decoder.rotary(step.positions))
+            x, updated = block.step(x, block_cache, memory, cross_mask, block_step)
             per_beam.append(updated)
         return self._finish(x), per_beam
 

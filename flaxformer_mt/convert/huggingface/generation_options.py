@@ -6,15 +6,12 @@ renormalizes the other probabilities), no forced symbol at the length limit. Opt
 lacks are reported. Differences that are not:
  * Length penalty. This package divides a log-probability by ((5 + n) / 6) ** alpha, transformers by
    n ** length_penalty; n includes the end symbol in both. An exported length_penalty is alpha * 25 / 30: at
-   25 tokens both systems then favour longer translations equally; above 25 tokens transformers favours them
-   less than this package, below 25 more. With search.length_penalty_kind=length, as imported models have it,
-   both formulas are the same.
- * Length limit. This package has one limit per source; the exported max_length is the limit for a source of
-   data.max_source_length tokens. Imported models have this package's default limit.
- * Stopping. With early_stopping=false, transformers stops when the best unfinished hypothesis, divided by the
-   penalty of its present length, scores below the worst of num_beams finished ones. This package evaluates
-   the penalty at the length limit of the sentence. early_stopping="never" would be closer, but transformers
-   then evaluates the penalty at max_length, so that most searches would run up to that limit.
+   25 tokens both favour longer translations equally. With search.length_penalty_kind=length, as imported
+   models have it, both formulas are the same.
+ * Length limit. The exported max_length is the limit for a source of data.max_source_length tokens.
+ * Stopping. With early_stopping=false, transformers takes the penalty of the best unfinished hypothesis at
+   its present length, this package at the length limit of the sentence. With early_stopping="never" it
+   would take it at max_length, up to which most searches would run.
 """
 
 import json

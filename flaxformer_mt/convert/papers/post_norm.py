@@ -46,7 +46,10 @@ def is_future(ids: Tensor) -> Tensor:
 
 
 class Layers(NamedTuple):
-    """The number of layers, names of their sublayers, {n} for the number of the layer, and functions."""
+    """The layers of both stacks, and the functions of their sublayers, which take a sublayer's name first.
+
+    encoder, decoder: the number of layers, then the names of their sublayers, with {n} for the layer's number.
+    """
 
     encoder: tuple[Any, ...]
     decoder: tuple[Any, ...]
@@ -56,10 +59,10 @@ class Layers(NamedTuple):
     def run(self, x: Tensor, y: Tensor, source_blocked: Tensor, target_blocked: Tensor) -> Tensor:
         """Return the decoder's output of embedded sources x and targets y."""
         count, *names = self.encoder
-        for own, inner in ([name.format(n=n) for name in names] for n in range(count)):
-            x = self.feedforward(inner, self.attention(own, x, x, source_blocked))
+        for itself, inner in ([name.format(n=n) for name in names] for n in range(count)):
+            x = self.feedforward(inner, self.attention(itself, x, x, source_blocked))
         count, *names = self.decoder
-        for own, cross, inner in ([name.format(n=n) for name in names] for n in range(count)):
-            y = self.attention(own, y, y, target_blocked)
+        for itself, cross, inner in ([name.format(n=n) for name in names] for n in range(count)):
+            y = self.attention(itself, y, y, target_blocked)
             y = self.feedforward(inner, self.attention(cross, y, x, source_blocked))
         return y
