@@ -135,9 +135,8 @@ class CachedDecoder(nn.Module):
         The cache is empty, of one beam; the tokens of row b begin at step start_steps[b] (right-aligned).
         """
         length, capacity = tokens.shape[1], self._capacity(cache, 1)
-        positions, ancestry = make_prefix_inputs(cache, length=length, capacity=capacity)
-        if self._is_recurrent:
-            ancestry = continue_prefix(cache, length=length)
+        positions, mask = make_prefix_inputs(cache, length=length, capacity=capacity)
+        ancestry = continue_prefix(cache, length=length) if self._is_recurrent else mask
         bias = None
         if self._is_relative:
             bias = self._bias_of(jnp.arange(length)[:, None] - jnp.arange(capacity))

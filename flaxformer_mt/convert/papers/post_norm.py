@@ -48,7 +48,7 @@ def is_future(ids: Tensor) -> Tensor:
 class Layers(NamedTuple):
     """The layers of both stacks, and the functions of their sublayers, which take a sublayer's name first.
 
-    encoder, decoder: the number of layers, then the names of their sublayers, with {n} for the layer's number.
+    encoder, decoder: the number of layers, then the names of their sublayers; {n} is the layer's number.
     """
 
     encoder: tuple[Any, ...]
