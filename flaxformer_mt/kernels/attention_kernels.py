@@ -245,14 +245,14 @@ def resolve_attention(preferred: Preference, platform: str) -> tuple[Kind, ...]:
     Args:
       platform: the platform that programs are compiled for, as JAX names it: cpu, gpu (or cuda), tpu.
     """
-    platform = "gpu" if platform == "cuda" else platform
-    if preferred == "auto":
-        by_platform: dict[str, tuple[Kind, ...]] = {"gpu": ("cudnn", "triton"), "tpu": ("pallas",)}
-        return by_platform.get(platform, ())
-    if preferred == "pallas":
-        own: dict[str, tuple[Kind, ...]] = {"gpu": ("triton",), "tpu": ("pallas",)}
-        return own.get(platform, ())
-    return () if preferred == "plain" else (preferred,)
+    kinds: dict[tuple[str, str], tuple[Kind, ...]] = {
+        ("auto", "gpu"): ("cudnn", "triton"),
+        ("auto", "tpu"): ("pallas",),
+        ("pallas", "gpu"): ("triton",),
+        ("pallas", "tpu"): ("pallas",),
+    }
+    others: tuple[Kind, ...] = ("cudnn",) if preferred == "cudnn" else ()
+    return kinds.get((preferred, platform.replace("cuda", "gpu")), others)
 
 
 def fits(kind: Kind, query: Any, keys: Any) -> bool:

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
-from make_translator import make_translator
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
@@ -286,31 +285,6 @@ def test_an_opus_vocabulary_has_the_ids_of_vocab_json(opus, tmp_path):
     again = load_vocabs(tmp_path)
     assert again.joint and again.source.fingerprint == source.fingerprint
     assert make_vocabs(weights.config.vocab, [], tmp_path).joint
-
-
-def test_an_opus_model_translates_the_same_here(opus):
-    model, folder, weights = opus
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    lines = [source for source, _ in TEXT]
-    search = SearchConfig("greedy", max_length_ratio=0, max_length_offset=16)
-    config = dataclasses.replace(weights.config, search=search)
-    ours = make_translator(config, weights.params, weights.vocabs, long_lines="cut").translate(lines)
-    inputs = tokenizer(lines, return_tensors="pt", padding=True)
-    with torch.no_grad():
-        theirs = model.generate(
-            **inputs,
-            num_beams=1,
-            max_length=17,
-            forced_eos_token_id=None,
-            bad_words_ids=[[weights.vocabs.target.pad_id]],
-        ).tolist()
-    for row, translation in zip(theirs, ours, strict=True):
-        assert row[0] == weights.vocabs.target.pad_id
-        assert tuple(row[1 : 1 + len(translation.tokens)]) == translation.tokens
-        assert (
-            tokenizer.decode(row, skip_special_tokens=True)
-            == translation.text.replace(" \u2047 ", "").strip()
-        )
 
 
 def test_an_imported_model_goes_out_again(opus, tmp_path):

@@ -140,21 +140,6 @@ def test_attention_dropout_has_a_rate_of_its_own():
     np.testing.assert_array_equal(run(undropped, 0), run(undropped, 1))
 
 
-def test_fused_attention_serves_neither_dropout_nor_those_who_ask_for_weights():
-    config = dataclasses.replace(CONFIG, value_dim=K, dropout_rate=0.5, attention="cudnn")
-    layer, params, x, memory = make_layer(config)
-
-    def run(seed: int) -> np.ndarray:
-        rngs = {"dropout": jax.random.key(seed)}
-        return np.asarray(applied(layer, deterministic=False)(params, x, memory, mask=EVERYTHING, rngs=rngs))
-
-    assert np.abs(run(0) - run(1)).max() > 1e-3
-    keep = applied(layer, deterministic=True, mutable="intermediates")
-    _, kept = keep(params, x, memory, mask=EVERYTHING)
-    weights = np.asarray(kept["intermediates"]["attention_weights"][0])
-    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("preferred", "shape", "dtype", "platform", "kind"),
     [

@@ -225,24 +225,6 @@ def test_the_end_of_sources_is_read_or_not():
     np.testing.assert_allclose(alone, read, atol=1e-6)  # the only token of a source is read
 
 
-def test_a_language_model_reads_no_source():
-    """Logits before the end of a target depend on neither the shape of an absent source nor padding."""
-    model, params = build("decoder_only")
-    batch = make_rows([0, 1, 2])
-    nothing = np.zeros((3, 0), np.int32), np.zeros((3, 0), bool)
-    alone = batch._replace(source=nothing[0], source_mask=nothing[1])
-    short = alone._replace(target_in=batch.target_in[:, :4], target_mask=batch.target_mask[:, :4])
-
-    @jax.jit
-    def run(params: Any, batches: list[Batch]) -> list[jax.Array]:
-        return [model.apply({"params": params}, batch, deterministic=True) for batch in batches]
-
-    logits, of_short = jax.device_get(run(params, [alone, short]))
-    assert logits.shape == (3, 6, V)
-    assert not np.allclose(logits, expected_logits("decoder_only"), atol=1e-3)
-    np.testing.assert_allclose(of_short, logits[:, :4], atol=3e-5)
-
-
 @pytest.mark.parametrize("variant", DEFAULT)
 def test_a_pair_in_a_batch_is_the_pair_alone(variant):
     """Neither the other rows nor the amount of padding, on either side, reach the logits of real tokens."""
@@ -430,31 +412,6 @@ def squared_logits(model: Model, params: Any, batch: Batch) -> tuple[jax.Array, 
     rngs = {"dropout": jax.random.key(5)}
     logits = model.apply({"params": params}, batch, deterministic=False, rngs=rngs)
     return (logits**2).mean(), logits
-
-
-def test_recomputing_layers_changes_no_gradient():
-    config = dataclasses.replace(TINY, dropout_rate=0.3, embedding_dropout_rate=0.0)
-    models = {
-        remat: make_model(dataclasses.replace(config, remat=remat), source_size=V, target_size=V)
-        for remat in ("none", "full", "dots")
-    }
-
-    @jax.jit
-    def run(params: Any, batch: Batch) -> dict[str, Any]:
-        losses = {remat: functools.partial(squared_logits, model) for remat, model in models.items()}
-        return {
-            remat: jax.value_and_grad(loss, has_aux=True)(params, batch) for remat, loss in losses.items()
-        }
-
-    found = jax.device_get(run(random_params(models["none"], scale=0.25), make_rows([0, 1, 2])))
-    (loss, _), expected = found["none"]
-    assert any(leaf.any() for leaf in jax.tree.leaves(expected))
-    for remat in ("full", "dots"):
-        (again, _), recomputed = found[remat]
-        np.testing.assert_allclose(again, loss, rtol=1e-6, err_msg=remat)
-        jax.tree.map(
-            functools.partial(np.testing.assert_allclose, atol=1e-6, err_msg=remat), recomputed, expected
-        )
 
 
 def test_bfloat16_computes_narrow_and_answers_wide():
