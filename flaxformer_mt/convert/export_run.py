@@ -84,12 +84,7 @@ def export_run(
     if output.is_symlink():
         output = output.resolve()  # the finished folder is renamed, and must not replace the link
     target = find_format(format_name, EXPORTED)
-    hub_name = None if push is None else find_hub_name(push)
-    if push is not None and (hub_name is None or format_name not in _ON_HUB):
-        raise UserError(
-            f"--push is {push} with --format={format_name}; give hf:OWNER/NAME, and one of the formats "
-            f"{', '.join(_ON_HUB)}"
-        )
+    hub_name = None if push is None else _find_hub_name(push, format_name)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise UserError(f"{output} exists and is not an empty folder; delete it or give another --output=DIR")
     weights = load_weights(run_dir, checkpoint=checkpoint)
@@ -102,17 +97,7 @@ def export_run(
         )
     with new_folder(output) as partial:
         result: dict[str, Any] = {"format": target.name, "output": name_urls(str(output))}
-        parity = write_checked(target, weights, partial, tolerance)
-        result |= {
-            "checkpoint": weights.checkpoint,
-            "step": weights.step,
-            "largest_difference": parity.largest_difference,
-            "largest_output": parity.largest_output,
-            "tolerance": tolerance,
-            "quantity": parity.quantity,
-            "target_tokens": parity.tokens,
-            "checked_on": parity.checked_on,
-        }
+        result |= _describe(weights, write_checked(target, weights, partial, tolerance), tolerance)
         if quantization != "none":
             shutil.rmtree(partial)
             partial.mkdir()
@@ -129,6 +114,29 @@ def export_run(
     result["files"] = sorted(str(p.relative_to(output)) for p in output.rglob("*") if p.is_file())
     publish_output(output)
     return cast(ExportResult, result)
+
+
+def _find_hub_name(push: str, format_name: str) -> str:
+    name = find_hub_name(push)
+    if name is None or format_name not in _ON_HUB:
+        raise UserError(
+            f"--push is {push} with --format={format_name}; give hf:OWNER/NAME, and one of the formats "
+            f"{', '.join(_ON_HUB)}"
+        )
+    return name
+
+
+def _describe(weights: Weights, parity: Parity, tolerance: float) -> dict[str, Any]:
+    return {
+        "checkpoint": weights.checkpoint,
+        "step": weights.step,
+        "largest_difference": parity.largest_difference,
+        "largest_output": parity.largest_output,
+        "tolerance": tolerance,
+        "quantity": parity.quantity,
+        "target_tokens": parity.tokens,
+        "checked_on": parity.checked_on,
+    }
 
 
 def _read_shortlist(path: str | Path, target: Format, weights: Weights) -> Shortlist:
