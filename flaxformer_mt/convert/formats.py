@@ -153,8 +153,11 @@ def write_config_json(weights: Weights, folder: Path, format_name: str, theirs: 
         "step": weights.step,
         "config": to_dict(weights.config),
     }
-    text = json.dumps({**theirs, OUR_KEY: entry}, indent=2, ensure_ascii=False)
-    (folder / CONFIG_NAME).write_text(text + "\n", encoding="utf-8")
+    write_json({**theirs, OUR_KEY: entry}, folder / CONFIG_NAME)
+
+
+def write_json(content: dict[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_config_json(folder: Path, name: str = CONFIG_NAME) -> dict[str, Any]:

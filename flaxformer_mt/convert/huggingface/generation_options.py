@@ -14,13 +14,12 @@ lacks are reported. Differences that are not:
    would take it at max_length, up to which most searches would run.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.convert.foreign_files import check_fields
-from flaxformer_mt.convert.formats import changed_options, read_config_json
+from flaxformer_mt.convert.formats import changed_options, read_config_json, write_json
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.translation.constraints import make_symbols
 from flaxformer_mt.vocab import Vocab
@@ -85,7 +84,7 @@ def write_generation(config: Config, vocab: Vocab, folder: Path, *, longest_targ
     if search.method == "sample":
         names = ("temperature", "top_k", "top_p", "min_p")
         settings |= {"do_sample": True} | {name: getattr(search, name) for name in names}
-    (folder / _FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    write_json(settings, folder / _FILE)
 
 
 def length_power(search: SearchConfig) -> float:

@@ -120,13 +120,10 @@ def _warn_of_text(data: Mapping[str, Any], folder: Path) -> None:
 
 
 _NAMES = """
-source_embedding                                            src_embed.lut
-target_embedding                                            trg_embed.lut
+(source|target)_embedding                                   (src|trg)_embed.lut
 output                                                      decoder.output_layer
-encoder/layers_{n}/self_attention/(query|key|value|output)  encoder.layers.{n}.src_src_att.(q|k|v|output)_layer
-decoder/layers_{n}/self_attention/(query|key|value|output)  decoder.layers.{n}.trg_trg_att.(q|k|v|output)_layer
-encoder/layers_{n}/self_attention_residual/norm             encoder.layers.{n}.layer_norm
-decoder/layers_{n}/self_attention_residual/norm             decoder.layers.{n}.x_layer_norm
+(encoder|decoder)/layers_{n}/self_attention/(query|key|value|output)  (encoder.layers.{n}.src_src|decoder.layers.{n}.trg_trg)_att.(q|k|v|output)_layer
+(encoder|decoder)/layers_{n}/self_attention_residual/norm   (encoder.layers.{n}.|decoder.layers.{n}.x_)layer_norm
 decoder/layers_{n}/cross_attention/(query|key|value|output) decoder.layers.{n}.src_trg_att.(q|k|v|output)_layer
 decoder/layers_{n}/cross_attention_residual/norm            decoder.layers.{n}.dec_layer_norm
 (encoder|decoder)/layers_{n}/feedforward/(input|output)     (encoder|decoder).layers.{n}.feed_forward.pwff_layer.(0|3)
