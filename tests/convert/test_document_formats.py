@@ -474,12 +474,12 @@ def test_what_is_missing_extra_and_misshaped_is_in_one_message(exported, tmp_pat
 
 # Format, field, a value that it does not have beside its other fields, and the beginning of the reason.
 REFUSALS = """
-kokoyi       ffn_dim            16         model.key_dim is 6, model.value_dim is 6 and model.ffn_dim is 16; t
-kokoyi       num_encoder_layers 1          model.num_encoder_layers is 1 and model.num_decoder_layers is 2; th
+kokoyi       ffn_dim            16         model.key_dim is 6, model.value_dim is 6 and model.ffn_dim is 16;
+kokoyi       num_encoder_layers 1          model.num_encoder_layers is 1 and model.num_decoder_layers is 2;
 decoder-only padding_mask       none       model.padding_mask is none; supported with a source: source, both.
-aiayn        embedding_scale    True       model.embedding_scale and model.logit_scale are both True; at most
-aiayn        tying              embeddings model.logit_scale is True with model.tying embeddings; supported: F
-aiayn        num_decoder_layers 3          model.num_encoder_layers is 2 and model.num_decoder_layers is 3; th
+aiayn        embedding_scale    True       model.embedding_scale and model.logit_scale are both True;
+aiayn        tying              embeddings model.logit_scale is True with model.tying embeddings; supported:
+aiayn        num_decoder_layers 3          model.num_encoder_layers is 2 and model.num_decoder_layers is 3;
 """
 
 
