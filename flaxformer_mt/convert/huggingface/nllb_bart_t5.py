@@ -16,19 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from flaxformer_mt.config import Config
+from flaxformer_mt.config import Config, VocabConfig
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import check_network
 from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights
 from flaxformer_mt.convert.huggingface import marian_pegasus
 from flaxformer_mt.convert.huggingface.generation_options import read_search
+from flaxformer_mt.convert.huggingface.model_config import make_data_config
 from flaxformer_mt.convert.huggingface.pretrained_config import (
     BART_FIELDS,
     T5_FIELDS,
     Family,
     make_model_config,
-    make_pretrained_config,
     read_family,
     read_vocab,
     write_vocab,
@@ -144,8 +144,13 @@ def _read(path: Path, overrides: ImportOverrides) -> Weights:
     vocabs = Vocabs(vocab, vocab, joint=True)
     tied, bias = _is_tied(family, tensors), marian_pegasus.has_output_bias(tensors)
     model = make_model_config(family, tied=tied, output_bias=bias)
-    search = read_search(folder, family.fields, vocab)
-    config = make_pretrained_config(family, model, vocab, search, data)
+    ids = {name: getattr(vocab, name) for name in ("pad_id", "bos_id", "eos_id", "unk_id")}
+    config = Config(
+        data=make_data_config(model.longest_input, **data),
+        vocab=VocabConfig(kind="pretrained", size=vocab.size, **ids),
+        model=model,
+        search=read_search(folder, family.fields, vocab),
+    )
     try:
         check_network(config, folder)
     except UserError as error:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from flaxformer_mt.config import Config, ModelConfig, SearchConfig, VocabConfig
+from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.config.tag_styles import BOTH_SIDES, TagStyle, find_language, looks_like_tag
 from flaxformer_mt.convert.foreign_files import check_fields, read_bytes
 from flaxformer_mt.convert.formats import CONFIG_NAME
@@ -15,7 +15,7 @@ from flaxformer_mt.convert.huggingface import model_config
 from flaxformer_mt.convert.huggingface.tokenizer_files import SETTINGS, read_tokenizer_config
 from flaxformer_mt.convert.network_fields import Field, any_value, read_network
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.vocab import PretrainedMetadata, PretrainedVocab, Vocab
+from flaxformer_mt.vocab import PretrainedMetadata, PretrainedVocab
 from flaxformer_mt.vocab.pretrained_tokenizers import (
     SENTENCEPIECE_NAMES,
     TOKENIZER_JSON,
@@ -150,24 +150,6 @@ def _scales_output(family: Family) -> bool:
         return False
     tied = family.fields.get("tie_word_embeddings", True) is not False
     return bool(family.fields.get("scale_decoder_outputs", tied))
-
-
-def make_pretrained_config(
-    family: Family, model: ModelConfig, vocab: Vocab, search: SearchConfig, data: Mapping[str, Any]
-) -> Config:
-    return Config(
-        data=model_config.make_data_config(model.longest_input, **data),
-        vocab=VocabConfig(
-            kind="pretrained",
-            size=vocab.size,
-            pad_id=vocab.pad_id,
-            bos_id=vocab.bos_id,
-            eos_id=vocab.eos_id,
-            unk_id=vocab.unk_id,
-        ),
-        model=model,
-        search=search,
-    )
 
 
 def read_vocab(folder: Path, family: Family) -> tuple[PretrainedVocab, dict[str, Any]]:
