@@ -189,7 +189,7 @@ def read_vocab(folder: Path, family: Family) -> tuple[PretrainedVocab, dict[str,
             f"{folder / 'config.json'} says eos_token_id {vocab.eos_id}, but the vocabulary has </s> at "
             f"{ids['</s>']}; the files belong to different models"
         )
-    return vocab, _make_data_fields(family, style, settings)
+    return vocab, _make_data_fields(style, settings)
 
 
 def _choose_kind(family: Family, files: Mapping[str, bytes], tokenizer: str, folder: Path) -> Kind:
@@ -249,7 +249,7 @@ def _list_codes(style: str, settings: Mapping[str, Any]) -> list[str]:
     return [f"__{code}__" for code in codes[name]]
 
 
-def _make_data_fields(family: Family, style: TagStyle, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _make_data_fields(style: TagStyle, settings: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {"tag_style": style}
     for name, ours in (("src_lang", "source_language"), ("tgt_lang", "target_language")):
         code = settings.get(name)
