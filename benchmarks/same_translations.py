@@ -110,7 +110,6 @@ def main() -> None:
             format_name=name.split(" ")[0],
             output=folder,
             quantization=quantization,
-            warn=print,
         )
         start = time.monotonic()
         theirs = systems[name](folder, sources)

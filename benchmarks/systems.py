@@ -8,7 +8,6 @@ import importlib.util
 import sys
 from collections.abc import Iterable, Sequence
 
-from flaxformer_mt.convert.formats import EXTRAS
 from flaxformer_mt.errors import install_command
 
 # Packages that each system of others needs.
@@ -48,7 +47,7 @@ def require_packages(systems: Iterable[str]) -> None:
     needed = dict.fromkeys(package for system in systems for package in _PACKAGES.get(system, ()))
     missing = [package for package in needed if importlib.util.find_spec(package) is None]
     if missing:
-        extras = dict.fromkeys(EXTRAS[package] for package in missing)
+        extras = dict.fromkeys("ctranslate2" if package == "ctranslate2" else "torch" for package in missing)
         commands = " && ".join(install_command(extra=extra) for extra in extras)
         print(f"error: not installed: {', '.join(missing)}; install with: {commands}", file=sys.stderr)
         raise SystemExit(2)

@@ -2,7 +2,7 @@
 
 The public API; every name is loaded when it is first used, so that importing the package loads no JAX:
 
-    from flaxformer_mt import TranslationOptions, Translator
+    from flaxformer_mt import TranslationOptions as TranslationOptions, Translator as Translator
 
     translator = Translator.load("runs/toy_de_en")
     translator.translate(["Der Mann liest ein Buch."])[0].text
@@ -30,30 +30,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.3.0"
 
-__all__ = [
-    "Annotations",
-    "Config",
-    "EvaluationOptions",
-    "FlaxformerWarning",
-    "Glossary",
-    "LoadOptions",
-    "Request",
-    "ResamplingOptions",
-    "Scorer",
-    "TrainingInterrupted",
-    "TranslationOptions",
-    "Translator",
-    "UserError",
-    "__version__",
-    "define_scorer",
-    "evaluate_run",
-    "export_run",
-    "fit",
-    "generate_text",
-    "import_run",
-    "load_config",
-]
-
 # Public name -> the module that defines it.
 _HOMES = {
     "Annotations": "translation.result",
@@ -77,6 +53,7 @@ _HOMES = {
     "import_run": "convert.import_run",
     "load_config": "config.files",
 }
+__all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

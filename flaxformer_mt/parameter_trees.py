@@ -66,27 +66,10 @@ def make_spec(leaf: Any) -> str:
     return f"{dtype}[{','.join(map(str, np.shape(leaf)))}]"
 
 
-def is_empty(spec: str) -> bool:
-    """Tell whether arrays of this spec have no elements, as with `float32[0,8]`."""
-    return 0 in _parse_spec(spec)[1]
-
-
-def make_empty(spec: str) -> np.ndarray:
-    """Make the array without elements that `spec` describes."""
-    dtype, shape = _parse_spec(spec)
-    assert 0 in shape, spec
-    return np.empty(shape, jnp.dtype(dtype))
-
-
 def make_like(spec: str) -> jax.ShapeDtypeStruct:
     """Make the shape and dtype that `spec` describes."""
-    dtype, shape = _parse_spec(spec)
-    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
-
-
-def _parse_spec(spec: str) -> tuple[str, list[int]]:
     dtype, _, shape = spec.rstrip("]").partition("[")
-    return dtype, [int(size) for size in shape.split(",") if size]
+    return jax.ShapeDtypeStruct([int(size) for size in shape.split(",") if size], jnp.dtype(dtype))
 
 
 def compare_specs(stored: Specs, wanted: Specs) -> list[str]:

@@ -64,7 +64,6 @@ def export_run(
     tolerance: float = TOLERANCE,
     shortlist: str | Path | None = None,
     push: str | None = None,
-    warn: Callable[[str], None] = warn_user,
 ) -> ExportResult:
     """Write a trained model in a foreign format; return its files and the difference from the run's outputs.
 
@@ -88,11 +87,11 @@ def export_run(
     hub_name = None if push is None else _find_hub_name(push, format_name)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise UserError(f"{output} exists and is not an empty folder; delete it or give another --output=DIR")
-    weights = load_weights(run_dir, checkpoint=checkpoint, warn=warn)
+    weights = load_weights(run_dir, checkpoint=checkpoint)
     check_expressible(target, weights, quantization)
     rules = None if shortlist is None else _read_shortlist(shortlist, target, weights)
     if lost := target.lost_options(weights.config.search):
-        warn(
+        warn_user(
             f"the files of format {target.name} do not carry {' and '.join(lost)}; its translations differ "
             "unless you give that system options to the same effect"
         )
@@ -127,15 +126,6 @@ def _find_hub_name(push: str, format_name: str) -> str:
     return name
 
 
-def _read_shortlist(path: str | Path, target: Format, weights: Weights) -> Shortlist:
-    if target.write_shortlist is None:
-        raise UserError(
-            f"the format {target.name} has no file for --shortlist={path}; leave --shortlist out, or "
-            "give --format=ctranslate2 or bergamot"
-        )
-    return Shortlist.read(path, weights.vocabs)
-
-
 def _describe(weights: Weights, parity: Parity, tolerance: float) -> dict[str, Any]:
     return {
         "checkpoint": weights.checkpoint,
@@ -149,7 +139,18 @@ def _describe(weights: Weights, parity: Parity, tolerance: float) -> dict[str, A
     }
 
 
-def load_weights(run_dir: Path, *, checkpoint: str | None, warn: Callable[[str], None]) -> Weights:
+def _read_shortlist(path: str | Path, target: Format, weights: Weights) -> Shortlist:
+    if target.write_shortlist is None:
+        raise UserError(
+            f"the format {target.name} has no file for --shortlist={path}; leave --shortlist out, or "
+            "give --format=ctranslate2 or bergamot"
+        )
+    return Shortlist.read(path, weights.vocabs)
+
+
+def load_weights(
+    run_dir: Path, *, checkpoint: str | None = None, warn: Callable[[str], None] = warn_user
+) -> Weights:
     trained = load_trained(run_dir, checkpoint=checkpoint, warn=warn)
     leaves = {path: np.asarray(leaf, np.float32) for path, leaf in flatten_tree(trained.params).items()}
     step = int(trained.progress.get("step", 0))

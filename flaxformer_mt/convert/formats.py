@@ -3,12 +3,11 @@
 All formats exchange `Weights`, and write the entry of this package into config.json.
 """
 
-import contextlib
 import dataclasses
 import functools
 import importlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +18,7 @@ import numpy as np
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig
 from flaxformer_mt.config.files import from_dict, read_json_object, to_dict
 from flaxformer_mt.convert.name_table import Constant, Leaves, Rule, Shapes, Table
-from flaxformer_mt.errors import UserError, install_command, suggest
+from flaxformer_mt.errors import UserError, importing, suggest
 from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.parallel import default_platform
 from flaxformer_mt.parameter_trees import flatten_tree, nest_leaves
@@ -74,17 +73,18 @@ Outputs = Callable[[Batch], np.ndarray]
 _ONLY_READ = "its files are only read; give another --format, such as torch or ctranslate2"
 
 
-def constraining_options(search: SearchConfig) -> list[str]:
-    """Return the options of a search, with their values, that exclude or force translations in every beam."""
+def changed_options(search: SearchConfig, names: Iterable[str]) -> list[str]:
+    """Return those of some options of a search, with their values, that are not the default."""
     default = SearchConfig()
+    shown: dict[type, Callable[[Any], str]] = {tuple: ",".join, float: "{:g}".format}
+    values = {name: value for name in names if (value := getattr(search, name)) != getattr(default, name)}
+    return [f"search.{name}={shown.get(type(value), str)(value)}" for name, value in values.items()]
+
+
+def constraining_options(search: SearchConfig) -> list[str]:
+    """Return the options of a search that exclude or force translations in every beam."""
     names = ("suppress", "no_repeat_ngram", "min_length_ratio", "min_length_offset")
-    values = {
-        name: getattr(search, name) for name in names if getattr(search, name) != getattr(default, name)
-    }
-    return [
-        f"search.{name}={','.join(value) if isinstance(value, tuple) else value}"
-        for name, value in values.items()
-    ]
+    return changed_options(search, names)
 
 
 @dataclass(frozen=True)
@@ -117,17 +117,18 @@ class Format:
     more_problems: Callable[[Weights], list[str]] = lambda weights: []
 
 
-def shapes_of(config: ModelConfig, *, source_size: int, target_size: int) -> Shapes:
+def shapes_of(config: ModelConfig, *, source_size: int, target_size: int, **changes: Any) -> Shapes:
+    """Return the shapes of a network's parameters, some fields of its config changed."""
     # Exported trees have one subtree per layer, even if training stacks the layers (model.scan_layers).
-    return dict(_trace_shapes(dataclasses.replace(config, scan_layers=False), source_size, target_size))
+    changes["scan_layers"] = False
+    return dict(_trace_shapes(dataclasses.replace(config, **changes), source_size, target_size))
 
 
-def absent_shapes(model: ModelConfig, fields: Iterable[str], *, source_size: int, target_size: int) -> Shapes:
+def absent_shapes(model: ModelConfig, fields: Iterable[str], **sizes: int) -> Shapes:
     """Return the shapes of parameters that a network lacks because of these fields, which are False."""
-    changes: dict[str, Any] = {"scan_layers": False, **dict.fromkeys(fields, True)}
-    own = shapes_of(model, source_size=source_size, target_size=target_size)
-    whole = _trace_shapes(dataclasses.replace(model, **changes), source_size, target_size)
-    return {path: shape for path, shape in whole.items() if path not in own}
+    present = shapes_of(model, **sizes)
+    whole = shapes_of(model, **sizes, **dict.fromkeys(fields, True))
+    return {path: shape for path, shape in whole.items() if path not in present}
 
 
 def make_table(
@@ -135,8 +136,7 @@ def make_table(
 ) -> Table:
     """Make the name table of a network; `absent` are fields whose parameters the foreign one always has."""
     sizes = {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
-    lacking = absent_shapes(model, absent, **sizes)
-    return Table(shapes_of(model, **sizes), rules, what=what, absent=lacking)
+    return Table(shapes_of(model, **sizes), rules, what=what, absent=absent_shapes(model, absent, **sizes))
 
 
 @functools.lru_cache(maxsize=128)
@@ -153,8 +153,11 @@ def write_config_json(weights: Weights, folder: Path, format_name: str, theirs: 
         "step": weights.step,
         "config": to_dict(weights.config),
     }
-    text = json.dumps({**theirs, OUR_KEY: entry}, indent=2, ensure_ascii=False)
-    (folder / CONFIG_NAME).write_text(text + "\n", encoding="utf-8")
+    write_json({**theirs, OUR_KEY: entry}, folder / CONFIG_NAME)
+
+
+def write_json(content: dict[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_config_json(folder: Path, name: str = CONFIG_NAME) -> dict[str, Any]:
@@ -205,29 +208,10 @@ def find_vocabs(folder: Path, overrides: ImportOverrides) -> Vocabs:
     return load_vocabs(folder / VOCAB_NAME)
 
 
-def size_fields(config: Config, vocabs: Vocabs) -> dict[str, int]:
-    """Return the fields of a config that are sizes of arrays, by their names, and products of them."""
-    model = config.model
-    sizes = {f"model.{name}": getattr(model, name) for name in ("model_dim", "ffn_dim", "num_heads")}
-    for name in ("key_dim", "value_dim"):
-        size = getattr(model, name)
-        if size is not None:
-            sizes |= {f"model.{name}": size, f"model.num_heads * model.{name}": model.num_heads * size}
-    if model.max_positions is not None:
-        sizes["model.max_positions"] = model.max_positions
-    if vocabs.joint:
-        return sizes | {"the size of the vocabulary": vocabs.target.size}
-    return sizes | {
-        "the size of the source vocabulary": vocabs.source.size,
-        "the size of the target vocabulary": vocabs.target.size,
-    }
-
-
 def read_weights(
     table: Table, tensors: Mapping[str, Any], config: Config, vocabs: Vocabs, origin: Path, **options: Any
 ) -> Weights:
-    sizes = size_fields(config, vocabs)
-    return Weights(config, vocabs, table.to_flax(tensors, origin=str(origin), sizes=sizes, **options))
+    return Weights(config, vocabs, table.to_flax(tensors, origin=str(origin), **options))
 
 
 def fit_vocabulary(config: Config, vocabs: Vocabs) -> Config:
@@ -260,9 +244,9 @@ _HOMES = {
     "decoder-only": "papers.decoder_only",
     "aiayn": "papers.aiayn",
     "embeddings": "papers.embeddings",
-    "hf": "huggingface.hub_models",
-    "marian": "huggingface.bart_family:MARIAN",
-    "hf-pre-norm": "huggingface.bart_family:PEGASUS",
+    "hf": "huggingface.nllb_bart_t5",
+    "marian": "huggingface.marian_pegasus:MARIAN",
+    "hf-pre-norm": "huggingface.marian_pegasus:PEGASUS",
     "ctranslate2": "ctranslate2.model_folder",
     "fairseq": "toolkits.fairseq",
     "opennmt-py": "toolkits.opennmt_py",
@@ -284,30 +268,6 @@ _OTHER_NAMES = {
     "pegasus": "hf-pre-norm",
     **dict.fromkeys(("firefox", "intgemm"), "bergamot"),
 }
-# Package of others -> optional dependency group (extra) of flaxformer-mt that installs it.
-EXTRAS = {
-    "torch": "torch",
-    "transformers": "torch",
-    "safetensors": "torch",
-    "ctranslate2": "ctranslate2",
-    "tokenizers": "huggingface",
-    "huggingface_hub": "huggingface",
-}
-
-
-@contextlib.contextmanager
-def naming_extras(what: str) -> Iterator[None]:
-    """Import in the body: for a missing package of another system, say how it is installed."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in EXTRAS:
-            raise
-        raise UserError(
-            f"{what} needs {package}, which is not installed; install the extra {EXTRAS[package]} with: "
-            f"{install_command(extra=EXTRAS[package])}"
-        ) from error
 
 
 def find_format(name: str, known: Sequence[str] = NAMES) -> Format:
@@ -315,5 +275,5 @@ def find_format(name: str, known: Sequence[str] = NAMES) -> Format:
         hint = suggest(_OTHER_NAMES.get(name, name), known, otherwise=f"known formats: {', '.join(known)}")
         raise UserError(f"unknown format {name}{hint}")
     module, _, attribute = _HOMES[name].partition(":")
-    with naming_extras(f"format {name}"):
+    with importing("ctranslate2" if name == "ctranslate2" else "torch", what=f"format {name}"):
         return getattr(importlib.import_module(f"flaxformer_mt.convert.{module}"), attribute or "FORMAT")

@@ -24,7 +24,7 @@ from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, find
 from flaxformer_mt.convert.hub_store import fetch_model, find_hub_name
 from flaxformer_mt.convert.parity_check import OwnOutputs, Parity, check_tolerance, compare, compute_own
 from flaxformer_mt.convert.sentencepiece_file import Specials, make_word_model
-from flaxformer_mt.errors import UserError, describe_error
+from flaxformer_mt.errors import UserError, describe_error, importing
 from flaxformer_mt.object_store.remote_runs import fetch_input, open_copy, publish
 from flaxformer_mt.parameter_trees import nest_leaves
 from flaxformer_mt.runs.load_run import write_new_run
@@ -39,20 +39,17 @@ _MODEL_TYPES = {
     "pegasus": "hf-pre-norm",
     **dict.fromkeys(("bart", "mbart", "m2m_100", "t5", "mt5"), "hf"),
 }
-# Format -> pattern of names that only its tensors have.
-_TENSOR_NAMES = {
-    "torch": r"(en|de)coder\.layers\.0\.(self_attention\.query|recurrence\.forget)\.weight",
-    "torch-nn": r"transformer\.encoder\.layers\.0\.self_attn\.in_proj_weight",
-    "handbuilt": r"encoder\.layers\.0\.enc_self_attn\.W_Q\.weight",
-    "kokoyi": r".*\.Wq",
-    "decoder-only": r"blocks\.0\.attention\.heads\.0\..*",
-    "aiayn": r"encoder\.layer_stack\.0\.slf_attn\.w_qs\.weight",
-}
-# Format -> names that are all in the file of its checkpoint, beside those of tensors.
-_CHECKPOINT_NAMES = {
-    "fairseq": ({"model", "args"}, {"model", "cfg"}),
-    "opennmt-py": ({"opt", "vocab"},),
-    "joeynmt": ({"model_state"},),
+# Format -> patterns of names that together only its file has, of tensors or beside them in a checkpoint.
+_STORED_NAMES: dict[str, tuple[str, ...]] = {
+    "torch": (r"(en|de)coder\.layers\.0\.(self_attention\.query|recurrence\.forget)\.weight",),
+    "torch-nn": (r"transformer\.encoder\.layers\.0\.self_attn\.in_proj_weight",),
+    "handbuilt": (r"encoder\.layers\.0\.enc_self_attn\.W_Q\.weight",),
+    "kokoyi": (r".*\.Wq",),
+    "decoder-only": (r"blocks\.0\.attention\.heads\.0\..*",),
+    "aiayn": (r"encoder\.layer_stack\.0\.slf_attn\.w_qs\.weight",),
+    "fairseq": ("model", "args|cfg"),
+    "opennmt-py": ("opt", "vocab"),
+    "joeynmt": ("model_state",),
 }
 # Files with tensors.
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
@@ -88,11 +85,7 @@ def find_format_name(path: Path) -> str:
         return "bergamot"
     files = [path] if path.is_file() else sorted(folder.iterdir())
     names = [_read_names(file) for file in files if file.suffix in _SUFFIXES]
-    matches = [
-        name
-        for name in (*_TENSOR_NAMES, *_CHECKPOINT_NAMES)
-        if any(_has_names(name, group) for group in names)
-    ]
+    matches = [name for name in _STORED_NAMES if any(_has_names(name, group) for group in names)]
     if len(matches) != 1:
         reason = (
             f"the tensors are those of {' and '.join(matches)}"
@@ -104,9 +97,8 @@ def find_format_name(path: Path) -> str:
 
 
 def _has_names(format_name: str, names: list[str]) -> bool:
-    if format_name in _CHECKPOINT_NAMES:
-        return any(wanted <= set(names) for wanted in _CHECKPOINT_NAMES[format_name])
-    return any(re.fullmatch(_TENSOR_NAMES[format_name], name) for name in names)
+    patterns = _STORED_NAMES[format_name]
+    return all(any(re.fullmatch(pattern, name) for name in names) for pattern in patterns)
 
 
 def _refuse(path: Path, reason: str) -> UserError:
@@ -116,7 +108,7 @@ def _refuse(path: Path, reason: str) -> UserError:
 
 
 def _read_names(file: Path) -> list[str]:
-    with formats.naming_extras(str(file)):
+    with importing("torch", what=str(file)):
         if file.suffix != ".safetensors":
             from flaxformer_mt.convert.stored_tensors import load_checkpoint
 

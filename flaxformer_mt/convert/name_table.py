@@ -12,7 +12,6 @@ import functools
 import itertools
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -65,7 +64,6 @@ TABLE_TOLERANCE = 1e-3
 _LISTED = 10
 # Bytes.
 _ALIGNMENT = 64
-_NO_SIZES: Mapping[str, int] = {}
 _NO_SHAPES: Shapes = {}
 
 
@@ -188,7 +186,6 @@ class Table:
         *,
         may_omit_tied: bool = False,
         origin: str = "the file",
-        sizes: Mapping[str, int] = _NO_SIZES,
     ) -> Leaves:
         """Convert foreign arrays to Flax parameters; the exact inverse of `to_foreign`.
 
@@ -196,17 +193,14 @@ class Table:
           tensors: numpy arrays, or what becomes one when it is asked for (`__array__`) and has a shape: each
             is asked for once.
           may_omit_tied: whether a file may omit a name if another name holds the same array.
-          sizes: fields of the config that are sizes, so that the message can name the one that differs.
         """
         problems = self._compare(tensors, may_omit_tied)
         if problems:
-            # Tables of positions have the length of a line, which is no size of the model.
-            learnt = [name for name, entry in self._entries.items() if entry.constant is None]
-            wrong = [(self.shape_of(name), np.shape(tensors[name])) for name in learnt if name in tensors]
             more = f"\n  and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
             raise UserError(
-                f"{origin} is not a {self._what} model of this config{_explain_shapes(wrong, sizes)}; "
-                f"{len(problems)} entries differ:\n  " + "\n  ".join(problems[:_LISTED]) + more
+                f"{origin} is not a {self._what} model of this config; {len(problems)} entries differ:\n  "
+                + "\n  ".join(problems[:_LISTED])
+                + more
             )
         leaves: Leaves = {path: _make_leaf(shape) for path, shape in self._shapes.items()}
         filled: dict[tuple[str, Any], str] = {}
@@ -253,26 +247,6 @@ class Table:
             if name not in self._entries:
                 problems.append(f"{name}: unexpected, has shape {list(np.shape(tensors[name]))}")
         return problems
-
-
-def _explain_shapes(pairs: Iterable[tuple[Shape, Shape]], sizes: Mapping[str, int]) -> str:
-    """Name the size that most expected and found shapes differ in: `: model.ffn_dim is 12, here 16`.
-
-    A size of another array that has the expected shape is no cause: nothing is named instead of it.
-    """
-    pairs = list(pairs)
-    right = {size for first, second in pairs if first == second for size in first}
-    differing = Counter(
-        (expected, actual)
-        for first, second in pairs
-        if len(first) == len(second)
-        for expected, actual in zip(first, second, strict=True)
-        if expected != actual and expected not in right
-    )
-    for (expected, actual), _ in differing.most_common():
-        if names := [name for name, size in sizes.items() if size == expected]:
-            return f": {' or '.join(names)} is {expected}, here {actual}"
-    return ""
 
 
 def _expand(rule: Rule, shapes: Shapes) -> Iterable[tuple[str, _Entry]]:

@@ -1,6 +1,6 @@
 """The fields of a network in a foreign format: one table, read in both directions.
 
-    Field("num_encoder_layers", "enc_layers", bounds=COUNT)
+    Field("num_encoder_layers", "enc_layers")
     Field("activation", "act_fn", {"relu": "relu", "swish": "silu"})
     Field("norm_position", values="pre")
 
@@ -21,14 +21,23 @@ from flaxformer_mt.errors import UserError
 
 # Kind and bounds of a number.
 Bounds = tuple[type, float, float]
-COUNT: Bounds = (int, 1, 1000)
-WIDTH: Bounds = (int, 1, 1 << 16)
-FFN_WIDTH: Bounds = (int, 1, 1 << 20)
 LENGTH: Bounds = (int, 1, 1 << 20)
 RATE: Bounds = (float, 0, 0.999)
-EPSILON: Bounds = (float, 0, 1)
+# Field -> bounds of the option that has its value.
+_BOUNDS: dict[str, Bounds] = {
+    **dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), (int, 1, 1000)),
+    **dict.fromkeys(("model_dim", "num_heads", "key_dim", "value_dim"), (int, 1, 1 << 16)),
+    "ffn_dim": (int, 1, 1 << 20),
+    "max_positions": LENGTH,
+    "norm_epsilon": (float, 0, 1),
+    "relative_buckets": (int, 4, 1 << 16),
+    "relative_distance": (int, 2, 1_000_000),
+    **dict.fromkeys(("dropout_rate", "embedding_dropout_rate"), RATE),
+    **dict.fromkeys(("attention_dropout_rate", "ffn_dropout_rate"), RATE),
+}
+# Fields that are true or false.
+_FLAGS = [field.name for field in dataclasses.fields(ModelConfig) if isinstance(field.default, bool)]
 
-FLAG = {True: True, False: False}
 NOT = {True: False, False: True}
 # Whether both sides share embeddings, and whether the output matrix is the target's embedding -> model.tying.
 TYING = {
@@ -63,8 +72,11 @@ class Field(NamedTuple):
     ours: str
     theirs: str = ""
     values: Any = None
-    bounds: Bounds | None = None
     default: Any = ...
+
+    @property
+    def bounds(self) -> Bounds | None:
+        return _BOUNDS.get(self.ours)
 
     @property
     def supported(self) -> tuple[Any, ...] | None:
@@ -197,11 +209,11 @@ def _translate(
         values = [_join(stored, group) for group in groups]
         if not groups:
             network |= {field.ours: field.supported[0]} if field.supported else {}
-        elif field.values is None:
+        elif field.values is None and field.ours not in _FLAGS:
             number = field.bounds is not None and field.bounds[0] is float and values[0] is not None
             network[field.ours] = float(values[0]) if number else values[0]
-        elif (found := _find(field.values, values[0])) is ...:
-            problems.append(_explain(groups[0], values[0], field.values))
+        elif (found := _find(supported := field.values or (True, False), values[0])) is ...:
+            problems.append(_explain(groups[0], values[0], supported))
         else:
             network[field.ours] = found
     return network, problems

@@ -112,17 +112,9 @@ def make_batches(weights: Weights, *, read_data: bool = True) -> tuple[list[Batc
         description = f"random tokens instead of data: {error}".split("\n")[0]
     # One shape, and so one compiled program.
     lengths = max(map(len, sources), default=0), max(map(len, targets), default=0)
-    batches = [
-        make_batch(
-            sources[start : start + _ROWS],
-            targets[start : start + _ROWS],
-            vocabs,
-            config=config,
-            lengths=lengths,
-        )
-        for start in range(0, len(sources), _ROWS)
-    ]
-    return batches, description
+    parts = [slice(start, start + _ROWS) for start in range(0, len(sources), _ROWS)]
+    options: dict[str, Any] = {"config": config, "lengths": lengths}
+    return [make_batch(sources[part], targets[part], vocabs, **options) for part in parts], description
 
 
 def read_sample(weights: Weights, most: int) -> tuple[Ids, Ids, str]:

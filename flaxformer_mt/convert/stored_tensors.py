@@ -88,7 +88,7 @@ def open_safetensors(paths: Iterable[Path]) -> dict[str, StoredArray]:
         with _naming_damage(path), safe_open(path, framework="pt") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         for name, shape in shapes.items():
-            _add(tensors, name, _as_array(functools.partial(_read_tensor, path, name), shape), path)
+            tensors[name] = _as_array(functools.partial(_read_tensor, path, name), shape)
     return unwrap(tensors)
 
 
@@ -103,15 +103,8 @@ def _read_tensor(path: Path, name: str) -> torch.Tensor:
 def _open_pickles(folder: Path) -> dict[str, StoredArray]:
     tensors: dict[str, StoredArray] = {}
     for path in _find_files(folder, _PICKLE):
-        for name, tensor in as_arrays(take_tensors(load_checkpoint(path), path, what="it")).items():
-            _add(tensors, name, tensor, path)
+        tensors |= as_arrays(take_tensors(load_checkpoint(path), path, what="it"))
     return tensors
-
-
-def _add(tensors: dict[str, StoredArray], name: str, tensor: StoredArray, path: Path) -> None:
-    if name in tensors:
-        raise UserError(f"{path} has {name}, which another shard has too; download the model again")
-    tensors[name] = tensor
 
 
 @contextlib.contextmanager

@@ -106,20 +106,17 @@ def attend_unpadded(
     keys: Array,
     values: Array,
     mask: MaskRule,
-    *,
-    scale: float | None = None,
-    drop: Drop | None = None,
-    see_weights: SeeWeights | None = None,
+    **options: Any,
 ) -> Array:
     """Attend over the rows of sentences of a batch without padding; to others, apply `attention` as it is."""
     if not isinstance(mask.query_segments, Places):
-        return attention(query, keys, values, mask, scale=scale, drop=drop, see_weights=see_weights)
+        return attention(query, keys, values, mask, **options)
     assert isinstance(mask.memory_segments, Places)
     own, memory = mask.query_segments, mask.memory_segments
     rule = MaskRule(None, memory.is_token, mask.causal, padded_at_end=True, bias=mask.bias)
     keys, values = (restore_padding(heads, memory) for heads in (keys, values))
     query = restore_padding(query, own)
-    heads = attention(query, keys, values, rule, scale=scale, drop=drop, see_weights=see_weights)
+    heads = attention(query, keys, values, rule, **options)
     return remove_padding(heads, own)
 
 
@@ -131,26 +128,25 @@ def attend_fused(
     values: Array,
     mask: MaskRule,
     *,
-    scale: float | None = None,
-    drop: Drop | None = None,
-    see_weights: SeeWeights | None = None,
     biases: Sequence[Array] = (),
+    **options: Any,
 ) -> Array:
-    """Attend by the first of some fused kernels that can, on the heads of each device; by `plain` if none
-    can.
+    """Attend by the first of some fused kernels that can, on the heads of each device; else by `plain`.
 
     No kernel can where somebody sees the weights, which it does not keep.
 
     Args:
       biases: none, or what was added to queries, keys and values as constants, [H, K] each: their gradients
         are summed here.
+      options: those of `attend`.
     """
-    options: dict[str, Any] = {"scale": scale, "drop": drop}
+    scale, drop = options.get("scale"), options.get("drop")
+    only_plain = options.get("see_weights") is not None or keys.shape[-1] != values.shape[-1]
     changes = mask.bias is not None or scale is not None or drop is not None
-    if see_weights is not None or keys.shape[-1] != values.shape[-1] or changes:
+    if only_plain or changes:
         query, keys, values = _leave_gradients((query, keys, values), biases)
-    if see_weights is not None or keys.shape[-1] != values.shape[-1]:
-        return plain(query, keys, values, mask, **options, see_weights=see_weights)
+    if only_plain:
+        return plain(query, keys, values, mask, **options)
     if changes:
         if "triton" in kinds and fits("triton", query, keys) and (drop is None or is_hash_key(drop.key)):
             return attend_rows_on_gpu(query, keys, values, mask, scale, drop)
@@ -223,7 +219,6 @@ def attend_rows_on_gpu(
 
 
 def attend_by_cudnn(query: Array, keys: Array, values: Array, mask: MaskRule) -> Array:
-    """Attend by cuDNN's flash kernel."""
     options: dict[str, Any] = {}
     lengths = mask.memory_lengths()
     if mask.query_segments is None and (lengths is not None or mask.memory_segments is None):
@@ -238,7 +233,6 @@ def attend_by_cudnn(query: Array, keys: Array, values: Array, mask: MaskRule) ->
 def attend_rows_on_tpu(
     query: Array, keys: Array, values: Array, mask: MaskRule, biases: tuple[Array, ...]
 ) -> Array:
-    """Attend by the kernel of pallas_attention.py."""
     flat = tuple(heads.reshape(*heads.shape[:2], -1) for heads in (query, keys, values))
     own, memory = mask.segments(query, keys)
     segments = Segments(own[:, None], memory[:, None])
@@ -251,14 +245,14 @@ def resolve_attention(preferred: Preference, platform: str) -> tuple[Kind, ...]:
     Args:
       platform: the platform that programs are compiled for, as JAX names it: cpu, gpu (or cuda), tpu.
     """
-    platform = "gpu" if platform == "cuda" else platform
-    if preferred == "auto":
-        by_platform: dict[str, tuple[Kind, ...]] = {"gpu": ("cudnn", "triton"), "tpu": ("pallas",)}
-        return by_platform.get(platform, ())
-    if preferred == "pallas":
-        own: dict[str, tuple[Kind, ...]] = {"gpu": ("triton",), "tpu": ("pallas",)}
-        return own.get(platform, ())
-    return () if preferred == "plain" else (preferred,)
+    kinds: dict[tuple[str, str], tuple[Kind, ...]] = {
+        ("auto", "gpu"): ("cudnn", "triton"),
+        ("auto", "tpu"): ("pallas",),
+        ("pallas", "gpu"): ("triton",),
+        ("pallas", "tpu"): ("pallas",),
+    }
+    others: tuple[Kind, ...] = ("cudnn",) if preferred == "cudnn" else ()
+    return kinds.get((preferred, platform.replace("cuda", "gpu")), others)
 
 
 def fits(kind: Kind, query: Any, keys: Any) -> bool:

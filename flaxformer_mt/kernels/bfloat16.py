@@ -26,7 +26,6 @@ def as_bits(x: Array) -> Array:
 
 
 def from_bits(x: Array) -> Array:
-    """Return the numbers that `as_bits` represents."""
     return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
 
 

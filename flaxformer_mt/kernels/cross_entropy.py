@@ -26,7 +26,7 @@ class Output(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Tokens whose logits are computed together, as arguments of `cross_entropy`; or all chunks, stacked."""
+    """Tokens whose logits are computed together; or all chunks, stacked."""
 
     hidden: Array
     target: Array
@@ -38,22 +38,6 @@ class Totals(NamedTuple):
 
     loss_sum: Array
     correct_sum: Array | None
-
-
-def cross_entropy(
-    hidden: Array,
-    output: Output,
-    target: Array,
-    weights: Array,
-    *,
-    smoothing: float,
-) -> Array:
-    """Sum the cross-entropy in nats with label smoothing (Szegedy et al. 2016, section 7), in one piece.
-
-    The target distribution has 1 - smoothing on the target and smoothing / V on every vocabulary entry.
-    hidden: [B, T, D]; target, weights: [B, T].
-    """
-    return (_entropies(project(multiply, hidden, output), target, smoothing) * weights).sum()
 
 
 class _Words(NamedTuple):
@@ -131,7 +115,10 @@ class CrossEntropy:
         chunk_tokens: int,
         count: bool = False,
     ) -> Totals:
-        """Sum the loss as `cross_entropy` does, and with `count` the correct tokens.
+        """Sum the cross-entropy in nats with label smoothing (Szegedy et al. 2016, section 7).
+
+        The target distribution has 1 - smoothing on the target and smoothing / V on every vocabulary entry.
+        hidden: [B, T, D]; target, weights: [B, T]. With `count`, the correct tokens are summed as well.
 
         Args:
           chunk_tokens: about how many tokens have logits at a time. Chunks split the axis T.

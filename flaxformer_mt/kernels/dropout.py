@@ -37,7 +37,6 @@ dropout.defvjp(
 
 
 def dropout_scale(rate: float) -> float:
-    """Return the factor that keeps the expectation of entries."""
     return 2**32 / (2**32 - keep_threshold(rate))
 
 

@@ -25,7 +25,6 @@ IntegerProduct = Callable[[str, Array, Array], Array]
 
 
 def integer_product(spec: str, x: Array, y: Array) -> Array:
-    """Compute an einsum of 8-bit integers, to int32."""
     return jnp.einsum(spec, x, y, preferred_element_type=jnp.int32)
 
 

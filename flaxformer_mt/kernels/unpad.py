@@ -5,6 +5,7 @@ to the ends of rows, and its `*_segments` are `Places`. Layers that compute each
 else; attention restores the rows of sentences, and removes their padding again (attention_kernels.py).
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -40,11 +41,8 @@ def unpad(batch: Batch, sizes: tuple[int, int]) -> Batch:
     source = find_places(jnp.asarray(batch.source_mask), sizes[0])
     target = find_places(jnp.asarray(batch.target_mask), sizes[1])
 
-    def of_source(x: Array) -> Array:
-        return remove_padding(x, source)
-
-    def of_target(x: Array) -> Array:
-        return remove_padding(x, target)
+    of_source = functools.partial(remove_padding, places=source)
+    of_target = functools.partial(remove_padding, places=target)
 
     def positions(tokens: Array) -> Array:
         return jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)

@@ -4,6 +4,7 @@ Axis letters are those of `shapes`.
 """
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,20 @@ from flaxformer_mt.shapes import Array, Cache
 
 # Collection in which a forward pass stores the queries and keys of the head that learns alignments.
 GUIDED = "guided_alignment"
+
+
+class Step(NamedTuple):
+    """What a decoding step tells the first sublayers of all blocks.
+
+    slot: where the cache gets the tokens. ancestry: which cached tokens belong to each hypothesis, bool
+    [B, W, T, W] (`make_ancestry_mask`); for a recurrence, a `Continuation`. positions: of rotary embeddings.
+    bias: [1, H, W or 1, T], added to the scores of the cached tokens.
+    """
+
+    slot: Array
+    ancestry: Any
+    positions: Array | None = None
+    bias: Array | None = None
 
 
 class MultiHeadAttention(nn.Module):
@@ -144,30 +159,24 @@ class MultiHeadAttention(nn.Module):
         self,
         x: Array,
         cache: KeyValues,
-        index: Array,
-        *,
-        ancestry_mask: Array,
-        positions: Array | None = None,
-        bias: Array | None = None,
+        step: Step,
         prefix: KeyValues | None = None,
         prefix_mask: Array | None = None,
     ) -> tuple[Array, KeyValues]:
-        """Attend from the token at `index`, x [B, W, D], to itself and to the earlier tokens.
+        """Attend from one token per beam, x [B, W, D], to itself and to the earlier tokens.
 
-        `ancestry_mask` [B, W, T, W] marks the cached tokens of a hypothesis (`make_ancestry_mask`). `bias`
-        [1, H, W or 1, T] is added to their scores. `prefix`
-        is projected memory that all beams of a row share; prefix_mask [B, 1, 1, M] marks its real tokens.
+        `prefix` is projected memory that all beams of a row share; prefix_mask [B, 1, 1, M] marks its tokens.
         Returns the output [B, W, D] and the updated cache.
         """
         query, key, value = self.query(x), self.key(x), self.value(x)  # [B, W, H, K]
-        if positions is not None:
-            query, key = rotate(query, positions), rotate(key, positions)
-        cache = write(cache, store(key, value, quantized=self._is_quantized), index * x.shape[1])
+        if step.positions is not None:
+            query, key = rotate(query, step.positions), rotate(key, step.positions)
+        cache = write(cache, store(key, value, quantized=self._is_quantized), step.slot * x.shape[1])
         query = self._scale_query(query)
         # Each beam is scored against the cached tokens of all beams of its row, and the tokens of other
         # hypotheses are masked: more products, but no cache entry moves, which is faster at usual beam sizes.
         slots, dtype = cache["keys"].shape[3], self.config.dtype
-        mask = ancestry_mask.reshape(*ancestry_mask.shape[:2], slots)[:, None]
+        mask, bias = step.ancestry.reshape(*step.ancestry.shape[:2], slots)[:, None], step.bias
         if bias is not None:
             bias = jnp.repeat(bias, slots // bias.shape[-1], axis=-1)
         scores = score(self.kernels, query, cache, mask, bias)

@@ -3,16 +3,14 @@
 Blocks map hidden states to hidden states; stack.py embeds tokens and computes logits.
 """
 
-from typing import Any
-
 from flax import linen as nn
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.kernels import Kernels, MaskRule
-from flaxformer_mt.model.attention import MultiHeadAttention
+from flaxformer_mt.model.attention import MultiHeadAttention, Step
 from flaxformer_mt.model.feedforward import FeedForward
 from flaxformer_mt.model.layers import Residual
-from flaxformer_mt.model.recurrence import Continuation, SimplerRecurrence, find_starts
+from flaxformer_mt.model.recurrence import SimplerRecurrence, find_starts
 from flaxformer_mt.shapes import Array
 
 # The cached arrays of a block, by name.
@@ -30,13 +28,15 @@ class Block(nn.Module):
         self._setup_feedforward()
 
     def _setup_reading(self) -> None:
-        """Make the first sublayer, which reads the other tokens of the sequence."""
         self.self_attention = MultiHeadAttention(self.config, self.kernels)
         self.self_attention_residual = Residual(self.config, self.kernels)
 
     def _setup_feedforward(self) -> None:
         self.feedforward = FeedForward(self.config, self.kernels)
         self.feedforward_residual = Residual(self.config, self.kernels)
+
+    def empty_cache(self, batch: int, beams: int, max_length: int) -> BlockCache:
+        return self.self_attention.empty_cache(batch, beams, max_length)
 
     def _read(self, x: Array, mask: MaskRule, positions: Array | None, deterministic: bool) -> Array:
         """Run the first sublayer on all tokens."""
@@ -45,7 +45,6 @@ class Block(nn.Module):
         return self.self_attention_residual.after(x, y, deterministic=deterministic)
 
     def _feed(self, x: Array, deterministic: bool) -> Array:
-        """Run the last sublayer, the feed-forward network."""
         y = self.feedforward(self.feedforward_residual.before(x), deterministic=deterministic)
         return self.feedforward_residual.after(x, y, deterministic=deterministic)
 
@@ -61,36 +60,17 @@ class EncoderBlock(Block):
 class CausalBlock(EncoderBlock):
     """Decoder-only block: self-attention and feed-forward, with a cache for decoding token by token."""
 
-    def empty_cache(self, batch: int, beams: int, max_length: int) -> BlockCache:
-        """Make an empty self-attention cache for `max_length` tokens."""
-        return self.self_attention.empty_cache(batch, beams, max_length)
-
     def read(self, x: Array, mask: MaskRule, positions: Array | None) -> tuple[Array, BlockCache]:
         """Run a prefix x [B, S, D] (prefill); return the output and the keys and values for later tokens."""
         prefix = self.self_attention.project_memory(self.self_attention_residual.before(x), positions)
         return self._feed(self._read(x, mask, positions, True), True), prefix
 
     def step(
-        self,
-        x: Array,
-        cache: BlockCache,
-        prefix: BlockCache,
-        *,
-        index: Array,
-        prefix_mask: Array,
-        positions: Array | None,
-        ancestry_mask: Array,
+        self, x: Array, cache: BlockCache, prefix: BlockCache, prefix_mask: Array, step: Step
     ) -> tuple[Array, BlockCache]:
         """Run one token per beam, x [B, W, D], after a prefix; return the output and the updated cache."""
-        y, updated = self.self_attention.step(
-            self.self_attention_residual.before(x),
-            cache,
-            index,
-            positions=positions,
-            prefix=prefix,
-            prefix_mask=prefix_mask,
-            ancestry_mask=ancestry_mask,
-        )
+        y = self.self_attention_residual.before(x)
+        y, updated = self.self_attention.step(y, cache, step, prefix, prefix_mask)
         x = self.self_attention_residual.after(x, y, deterministic=True)
         return self._feed(x, True), updated
 
@@ -126,47 +106,17 @@ class DecoderBlock(Block):
         """Project the memory to the keys and values of cross-attention, once per source."""
         return self.cross_attention.project_memory(memory)
 
-    def empty_cache(self, batch: int, beams: int, max_length: int) -> BlockCache:
-        """Make an empty self-attention cache for `max_length` tokens."""
-        return self.self_attention.empty_cache(batch, beams, max_length)
-
     def step(
-        self,
-        x: Array,
-        cache: BlockCache,
-        memory: BlockCache,
-        *,
-        index: Array,
-        cross_mask: Array | None,
-        positions: Array | None,
-        ancestry: Array | Continuation,
-        bias: Array | None = None,
+        self, x: Array, cache: BlockCache, memory: BlockCache, cross_mask: Array | None, step: Step
     ) -> tuple[Array, BlockCache]:
-        """Run one token per beam, x [B, W, D]; return the output and the updated cache.
-
-        Args:
-          ancestry: which cached tokens belong to each hypothesis, as its first sublayer reads them.
-          bias: added to the scores of self-attention, see `MultiHeadAttention.step`.
-        """
-        x, updated = self._read_one(x, cache, index, positions, ancestry, bias)
+        """Run one token per beam, x [B, W, D]; return the output and the updated cache."""
+        x, updated = self._read_one(x, cache, step)
         y = self.cross_attention_residual.before(x)
         y = self.cross_attention.attend_memory(y, memory, mask=cross_mask)
         return self._feed(self.cross_attention_residual.after(x, y, deterministic=True), True), updated
 
-    def _read_one(
-        self,
-        x: Array,
-        cache: BlockCache,
-        index: Array,
-        positions: Array | None,
-        ancestry: Any,
-        bias: Array | None,
-    ) -> tuple[Array, BlockCache]:
-        """Run the first sublayer on one token per beam."""
-        y = self.self_attention_residual.before(x)
-        y, updated = self.self_attention.step(
-            y, cache, index, positions=positions, ancestry_mask=ancestry, bias=bias
-        )
+    def _read_one(self, x: Array, cache: BlockCache, step: Step) -> tuple[Array, BlockCache]:
+        y, updated = self.self_attention.step(self.self_attention_residual.before(x), cache, step)
         return self.self_attention_residual.after(x, y, deterministic=True), updated
 
 
@@ -188,14 +138,6 @@ class RecurrentDecoderBlock(DecoderBlock):
         """Make the recurrent states before the first token, whatever `max_length`."""
         return self.recurrence.empty_cache(batch, beams)
 
-    def _read_one(
-        self,
-        x: Array,
-        cache: BlockCache,
-        index: Array,
-        positions: Array | None,
-        ancestry: Any,
-        bias: Array | None,
-    ) -> tuple[Array, BlockCache]:
-        y, updated = self.recurrence.step(self.recurrence_residual.before(x), cache, ancestry)
+    def _read_one(self, x: Array, cache: BlockCache, step: Step) -> tuple[Array, BlockCache]:
+        y, updated = self.recurrence.step(self.recurrence_residual.before(x), cache, step.ancestry)
         return self.recurrence_residual.after(x, y, deterministic=True), updated

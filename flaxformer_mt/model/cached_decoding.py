@@ -9,9 +9,9 @@ from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.kernels import Kernels
 from flaxformer_mt.kernels.bfloat16 import take_rows
 from flaxformer_mt.kernels.int8 import Quantized, multiply_quantized
-from flaxformer_mt.model.attention import make_ancestry_mask, make_prefix_inputs
+from flaxformer_mt.model.attention import Step, make_ancestry_mask, make_prefix_inputs
 from flaxformer_mt.model.initializers import declare, make_initializers
-from flaxformer_mt.model.recurrence import Continuation, continue_beams, continue_prefix
+from flaxformer_mt.model.recurrence import continue_beams, continue_prefix
 from flaxformer_mt.model.stack import Embedding, Stack
 from flaxformer_mt.parallel.sharding import gather
 from flaxformer_mt.shapes import Array, Cache
@@ -77,7 +77,6 @@ class CachedDecoder(nn.Module):
         decoder: Stack
 
     def _setup_output(self, size: int) -> None:
-        """Make the parameters of the output layer for `size` tokens."""
         config = self.config
         initializers = make_initializers(config)
         if self._output_embedding is None:
@@ -121,10 +120,9 @@ class CachedDecoder(nn.Module):
         ancestry = ancestry_of(cache, beams=beams, length=length)
         slot = cache.index % length
         # The ages of the tokens in the slots, which are a ring buffer.
-        ages = (cache.index - jnp.arange(length))[None] % length if self._is_relative else None
-        hidden, per_beam = self._step(
-            tokens, cache, cache.prefix_lengths(), ancestry, slot=slot, length=length, ages=ages
-        )
+        bias = self._bias_of((cache.index - jnp.arange(length))[None] % length) if self._is_relative else None
+        step = Step(slot, ancestry, cache.prefix_lengths(), bias)
+        hidden, per_beam = self._step(tokens, cache, step, length)
         if common is None:
             logits = self.logits(hidden)
         else:
@@ -137,15 +135,14 @@ class CachedDecoder(nn.Module):
         The cache is empty, of one beam; the tokens of row b begin at step start_steps[b] (right-aligned).
         """
         length, capacity = tokens.shape[1], self._capacity(cache, 1)
-        ancestry: Array | Continuation
-        positions, ancestry = make_prefix_inputs(cache, length=length, capacity=capacity)
-        if self._is_recurrent:
-            ancestry = continue_prefix(cache, length=length)
-        ages = jnp.arange(length)[:, None] - jnp.arange(capacity) if self._is_relative else None
+        positions, mask = make_prefix_inputs(cache, length=length, capacity=capacity)
+        ancestry = continue_prefix(cache, length=length) if self._is_recurrent else mask
+        bias = None
+        if self._is_relative:
+            bias = self._bias_of(jnp.arange(length)[:, None] - jnp.arange(capacity))
         # The slots of P tokens of one beam are those of one token of P beams: a single step writes them.
-        hidden, per_beam = self._step(
-            tokens, cache, positions, ancestry, slot=cache.index, length=length, ages=ages
-        )
+        step = Step(cache.index, ancestry, positions, bias)
+        hidden, per_beam = self._step(tokens, cache, step, length)
         return self.logits(hidden), cache._replace(per_beam=per_beam, index=cache.index + length)
 
     @property
@@ -153,26 +150,15 @@ class CachedDecoder(nn.Module):
         """The embedding whose table is that of the output layer; None: the layer has its own."""
         raise AssertionError("a subclass defines it")
 
-    def _step(
-        self,
-        tokens: Array,
-        cache: Cache,
-        positions: Array,
-        ancestry: Array | Continuation,
-        *,
-        slot: Array,
-        length: int,
-        ages: Array | None,
-    ) -> tuple[Array, list[Any]]:
-        """Run tokens [B, W] at their positions, all < length; return hidden states and new caches.
-
-        Args:
-          ages: of the tokens in the slots, [W or 1, T], with relative positions; None: they are not needed.
-        """
+    def _step(self, tokens: Array, cache: Cache, step: Step, length: int) -> tuple[Array, list[Any]]:
+        """Run tokens [B, W] at the positions of a step, all < length; return hidden states and new caches."""
         raise AssertionError("a subclass defines it")
 
+    def _bias_of(self, ages: Array) -> Array:
+        """Return what is added to the scores of slots by the ages of their tokens, [W or 1, T]."""
+        return self.decoder.relative_bias(bidirectional=False).of_ages(ages)
+
     def _finish(self, x: Array) -> Array:
-        """Apply what follows the last block."""
         x = self.decoder.finish(x)
         return x * self.config.model_dim**-0.5 if self.config.logit_scale else x
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from flaxformer_mt.kernels import MaskRule
 from flaxformer_mt.kernels.masks import make_padding_mask
-from flaxformer_mt.model.attention import make_ancestors
+from flaxformer_mt.model.attention import Step, make_ancestors
 from flaxformer_mt.model.blocks import CausalBlock
 from flaxformer_mt.model.cached_decoding import CachedDecoder
 from flaxformer_mt.model.stack import Embedding, Stack, make_embedding
@@ -73,35 +73,18 @@ class DecoderOnly(CachedDecoder):
     def _output_embedding(self) -> Embedding | None:
         return None if self.config.tying == "none" else self.token_embedding
 
-    def _step(
-        self,
-        tokens: Array,
-        cache: Cache,
-        positions: Array,
-        ancestry: Any,
-        *,
-        slot: Array,
-        length: int,
-        ages: Array | None,
-    ) -> tuple[Array, list[Any]]:
-        """Run tokens [B, W] at their positions after the source, all < length; return states, caches."""
+    def _step(self, tokens: Array, cache: Cache, step: Step, length: int) -> tuple[Array, list[Any]]:
         source_mask = cache.shared["source_mask"]
-        positions = source_mask.sum(axis=1, dtype=jnp.int32)[:, None] + positions
+        positions = source_mask.sum(axis=1, dtype=jnp.int32)[:, None] + step.positions
         length += source_mask.shape[1]
         x = self.decoder.start(self.token_embedding(tokens), positions, length=length, deterministic=True)
         per_beam = []
         for block, block_cache, prefix in zip(
             self.decoder.blocks(), cache.per_beam, cache.shared["prefix"], strict=True
         ):
-            x, updated = block.step(
-                x,
-                block_cache,
-                prefix,
-                index=slot,
-                prefix_mask=make_padding_mask(source_mask),
-                positions=self.decoder.rotary(positions),
-                ancestry_mask=ancestry,
-            )
+            prefix_mask = make_padding_mask(source_mask)
+            block_step = step._replace(positions=self.decoder.rotary(positions))
+            x, updated = block.step(x, block_cache, prefix, prefix_mask, block_step)
             per_beam.append(updated)
         return self._finish(x), per_beam
 

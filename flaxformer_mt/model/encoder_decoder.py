@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from flaxformer_mt.kernels import MaskRule, drop_ends
-from flaxformer_mt.model.attention import make_ancestors
+from flaxformer_mt.model.attention import Step, make_ancestors
 from flaxformer_mt.model.blocks import DecoderBlock, EncoderBlock, RecurrentDecoderBlock
 from flaxformer_mt.model.cached_decoding import CachedDecoder
-from flaxformer_mt.model.recurrence import Continuation
 from flaxformer_mt.model.stack import Embedding, Stack, make_embedding
 from flaxformer_mt.shapes import Array, Batch, Cache
 
@@ -52,23 +51,18 @@ class EncoderDecoder(CachedDecoder):
         memory = self._encode(
             batch.source,
             batch.source_mask,
-            self._source_rule(batch),
+            self._rule_of_sources(batch, batch.source_segments),
             positions=batch.source_positions,
             deterministic=deterministic,
         )
-        return self._decode(
-            batch.target_in,
-            memory,
-            self_rule=self._target_rule(batch),
-            cross_rule=self.cross_rule(batch),
-            positions=batch.target_positions,
-            deterministic=deterministic,
-        )
-
-    def _source_rule(self, batch: Batch) -> MaskRule:
-        if batch.source_segments is None:
-            return self._padding_rule(batch.source_mask)
-        return MaskRule(batch.source_segments, self._read_segments(batch.source_segments))
+        self_rule, cross_rule = self._target_rule(batch), self.cross_rule(batch)
+        length, packed = batch.target_in.shape[1], batch.target_positions is not None
+        positions = jnp.arange(length)[None] if batch.target_positions is None else batch.target_positions
+        embedded = self._embed_target(batch.target_in, positions)
+        x = self.decoder.start(embedded, positions, length=length, packed=packed, deterministic=deterministic)
+        self_rule = self._add_bias(self_rule, self.decoder, bidirectional=False)
+        x = self.decoder.run(x, memory, self_rule, cross_rule, self.decoder.rotary(positions), deterministic)
+        return self._finish(x)
 
     def _target_rule(self, batch: Batch) -> MaskRule:
         if batch.target_segments is not None:
@@ -78,9 +72,15 @@ class EncoderDecoder(CachedDecoder):
 
     def cross_rule(self, batch: Batch) -> MaskRule:
         """Return which source positions each target position may attend to."""
-        if batch.source_segments is None:
+        return self._rule_of_sources(batch, batch.target_segments)
+
+    def _rule_of_sources(self, batch: Batch, query_segments: Array | None) -> MaskRule:
+        segments: Any = batch.source_segments
+        if segments is None:
             return self._padding_rule(batch.source_mask)
-        return MaskRule(batch.target_segments, self._read_segments(batch.source_segments))
+        if not self.config.source_end:
+            segments = drop_ends(jnp.asarray(segments, jnp.int32))
+        return MaskRule(query_segments, segments)
 
     def embed_target(self, batch: Batch) -> Array:
         """Compute the vectors [B, T, D] of target tokens and positions, the input of the first layer."""
@@ -93,18 +93,6 @@ class EncoderDecoder(CachedDecoder):
         """Encode sources [B, S], one per row, to memory [B, S, D]."""
         rule = self._padding_rule(source_mask)
         return self._encode(source, source_mask, rule, positions=None, deterministic=True)
-
-    def decode(self, target_in: Array, memory: Array, source_mask: Array) -> Array:
-        """Compute logits [B, T, V] of target prefixes [B, T] over a memory, all positions in parallel."""
-        x = self._decode(
-            target_in,
-            memory,
-            self_rule=MaskRule(causal=True),
-            cross_rule=self._padding_rule(source_mask),
-            positions=None,
-            deterministic=True,
-        )
-        return self.logits(x)
 
     def start_decoding(self, source: Array, source_mask: Array, beams: int, max_length: int) -> Cache:
         """Encode sources [B, S] and make the cache for up to `max_length` target tokens."""
@@ -124,36 +112,17 @@ class EncoderDecoder(CachedDecoder):
             return None
         return self.shared_embedding if self.config.tying == "all" else self.target_embedding
 
-    def _step(
-        self,
-        tokens: Array,
-        cache: Cache,
-        positions: Array,
-        ancestry: Array | Continuation,
-        *,
-        slot: Array,
-        length: int,
-        ages: Array | None,
-    ) -> tuple[Array, list[Any]]:
-        """Run tokens [B, W] at their positions, all < length; return hidden states and new caches."""
-        bias = None if ages is None else self.decoder.relative_bias(bidirectional=False).of_ages(ages)
-        embedded = self._embed_target(tokens, positions)
-        x = self.decoder.start(embedded, positions, length=length, deterministic=True)
+    def _step(self, tokens: Array, cache: Cache, step: Step, length: int) -> tuple[Array, list[Any]]:
+        assert step.positions is not None
+        embedded = self._embed_target(tokens, step.positions)
+        x = self.decoder.start(embedded, step.positions, length=length, deterministic=True)
         cross_mask = self._padding_rule(cache.shared["source_mask"]).dense(1)
         per_beam = []
         for block, block_cache, memory in zip(
             self.decoder.blocks(), cache.per_beam, cache.shared["memory"], strict=True
         ):
-            x, updated = block.step(
-                x,
-                block_cache,
-                memory,
-                index=slot,
-                cross_mask=cross_mask,
-                positions=self.decoder.rotary(positions),
-                ancestry=ancestry,
-                bias=bias,
-            )
+            block_step = step._replace(positions=self.decoder.rotary(step.positions))
+            x, updated = block.step(x, block_cache, memory, cross_mask, block_step)
             per_beam.append(updated)
         return self._finish(x), per_beam
 
@@ -164,10 +133,6 @@ class EncoderDecoder(CachedDecoder):
         if not self.config.source_end:
             is_token = drop_ends(jnp.asarray(is_token, jnp.int32)) > 0
         return MaskRule(None, is_token, padded_at_end=True)
-
-    def _read_segments(self, segments: Any) -> Any:
-        """Return the segments of packed sources with those positions as padding that are not read."""
-        return segments if self.config.source_end else drop_ends(jnp.asarray(segments, jnp.int32))
 
     def _add_bias(self, rule: MaskRule, stack: Stack, *, bidirectional: bool) -> MaskRule:
         """Add the biases of relative positions to a rule of self-attention, if the model has them.
@@ -204,21 +169,3 @@ class EncoderDecoder(CachedDecoder):
         rule = self._add_bias(rule, self.encoder, bidirectional=True)
         x = self.encoder.run(x, rule, self.encoder.rotary(positions), deterministic)
         return self.encoder.finish(x)
-
-    def _decode(
-        self,
-        target_in: Array,
-        memory: Array,
-        *,
-        self_rule: MaskRule,
-        cross_rule: MaskRule,
-        positions: Array | None,
-        deterministic: bool,
-    ) -> Array:
-        length, packed = target_in.shape[1], positions is not None
-        positions = jnp.arange(length)[None] if positions is None else positions
-        embedded = self._embed_target(target_in, positions)
-        x = self.decoder.start(embedded, positions, length=length, packed=packed, deterministic=deterministic)
-        self_rule = self._add_bias(self_rule, self.decoder, bidirectional=False)
-        x = self.decoder.run(x, memory, self_rule, cross_rule, self.decoder.rotary(positions), deterministic)
-        return self._finish(x)

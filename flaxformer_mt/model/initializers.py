@@ -87,7 +87,6 @@ class Reshaped:
 
 @functools.cache
 def uniform(bound: float) -> Initializer:
-    """Make an initializer that draws uniformly between -bound and bound."""
 
     def init(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
         return jax.random.uniform(key, shape, dtype, -bound, bound)

@@ -108,7 +108,6 @@ class Dropout(nn.Module):
         return x if key is None else dropout(x, key, self.rate)
 
     def draw_key(self, *, deterministic: bool) -> Array | None:
-        """Return the key of the random numbers; None if nothing is dropped."""
         return None if deterministic or self.rate == 0 else self.make_rng("dropout")
 
 
@@ -123,10 +122,8 @@ class Residual(nn.Module):
         self.dropout = Dropout(self.config.dropout_rate)
 
     def before(self, x: Array) -> Array:
-        """Return the input of the sublayer, of x [B, T, D]."""
         return self.norm(x) if self.config.norm_position == "pre" else x
 
     def after(self, x: Array, output: Array, *, deterministic: bool) -> Array:
-        """Add the output of the sublayer to x [B, T, D]."""
         total = x + self.dropout(output, deterministic=deterministic)
         return constrain(total if self.config.norm_position == "pre" else self.norm(total), "BTD")

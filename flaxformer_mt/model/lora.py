@@ -33,12 +33,10 @@ _TABLES = ("_embedding/embedding", "output_kernel")
 
 
 def is_matrix(path: str) -> bool:
-    """Tell whether the parameter at a path is a matrix, which can be adapted."""
     return not path.startswith(f"{FACTORS}/") and path.rpartition("/")[2] in _MATRICES
 
 
 def is_table(path: str) -> bool:
-    """Tell whether the parameter at a path has a vector for each token."""
     return is_matrix(path) and path.endswith(_TABLES)
 
 
@@ -52,7 +50,6 @@ def matrix_axes(path: str, shape: Sequence[int]) -> tuple[tuple[int, ...], tuple
 
 
 def matrix_sizes(path: str, shape: Sequence[int]) -> tuple[int, int]:
-    """Return the number of inputs and of outputs of the matrix at a path, of one layer if stacked."""
     inputs, outputs = matrix_axes(path, shape)
     return math.prod(inputs), math.prod(outputs)
 
@@ -97,12 +94,10 @@ def add_factors(
 
 
 def has_factors(params: Any) -> bool:
-    """Tell whether parameters have factors that are not merged."""
     return FACTORS in params
 
 
 def without_factors(params: Any) -> Any:
-    """Return the parameters of the base model."""
     return {name: node for name, node in params.items() if name != FACTORS}
 
 

@@ -68,23 +68,11 @@ def rotate(vectors: Float[Array, "*B T H K"], positions: Int[Array, "*#B #T"]) -
     return jnp.concatenate(rotated, axis=-1).astype(vectors.dtype)
 
 
-class RelativePositions(nn.Module):
-    """The biases [buckets, H] of distances between positions, which all layers of a stack share."""
-
-    buckets: int
-    num_heads: int
-    table_init: nn.initializers.Initializer
-
-    def setup(self) -> None:
-        self.embedding = declare(self, "embedding", self.table_init, (self.buckets, self.num_heads))
-
-    def __call__(self) -> Array:
-        """Return the whole table."""
-        return self.embedding
-
-
 class LearnedPositions(nn.Module):
-    """A learned table [rows, D] with an optional bias [D]; the caller refuses positions beyond its end."""
+    """A learned table [rows, D] with an optional bias [D]; the caller refuses positions beyond its end.
+
+    With relative positions, rows are buckets of distances, and D is the number of heads.
+    """
 
     rows: int
     model_dim: int

@@ -45,7 +45,6 @@ class Projection(nn.Module):
             self.bias = declare(self, "bias", self.bias_init, self.features)
 
     def __call__(self, x: Array) -> Array:
-        """Map x [..., *inputs] to [..., *features]."""
         y = self.multiply(x)
         if self.use_bias:
             y = y + (self.bias if self.bias_gradient else jax.lax.stop_gradient(self.bias)).reshape(-1)

@@ -113,7 +113,6 @@ class SimplerRecurrence(nn.Module):
         return self._output(recur(kept, added))
 
     def empty_cache(self, batch: int, beams: int) -> dict[str, Array]:
-        """Make the states [B, W, D] before the first token."""
         return {"state": jnp.zeros((batch, beams, self.config.model_dim), jnp.float32)}
 
     def step(

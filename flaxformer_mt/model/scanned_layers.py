@@ -4,6 +4,7 @@ With `model.scan_layers` all blocks of a stack are one tree `layers`, whose arra
 otherwise each block has its own tree `layers_N`.
 """
 
+import operator
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -50,21 +51,12 @@ def unstack_layers(params: Any) -> Any:
     others = {name: unstack_layers(node) for name, node in params.items() if name != STACKED}
     if STACKED not in params:
         return others
-    stacked = params[STACKED]
-    count = _count_layers(stacked)
-    return others | {f"{STACKED}_{number}": _pick(stacked, number) for number in range(count)}
+    sizes = {leaf.shape[0] for leaf in jax.tree.leaves(params[STACKED])}
+    if len(sizes) != 1:
+        raise ValueError(f"all arrays of stacked blocks must have the same leading axis, not {sizes}")
+    blocks = (jax.tree.map(operator.itemgetter(number), params[STACKED]) for number in range(sizes.pop()))
+    return others | {f"{STACKED}_{number}": block for number, block in enumerate(blocks)}
 
 
 def _stack(leaves: Sequence[Array]) -> Array:
     return np.stack(leaves) if isinstance(leaves[0], np.ndarray) else jnp.stack(leaves)
-
-
-def _pick(stacked: Any, number: int) -> Any:
-    return jax.tree.map(lambda leaf: leaf[number], stacked)
-
-
-def _count_layers(stacked: Any) -> int:
-    sizes = {leaf.shape[0] for leaf in jax.tree.leaves(stacked)}
-    if len(sizes) != 1:
-        raise ValueError(f"all arrays of stacked blocks must have the same leading axis, not {sizes}")
-    return sizes.pop()

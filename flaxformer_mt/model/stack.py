@@ -18,12 +18,7 @@ from flaxformer_mt.kernels.relative_bias import RelativeBias
 from flaxformer_mt.model.attention import GUIDED
 from flaxformer_mt.model.initializers import Initializer, declare, make_initializers
 from flaxformer_mt.model.layers import Dropout, make_norm
-from flaxformer_mt.model.positions import (
-    SINUSOIDAL_TABLES,
-    LearnedPositions,
-    RelativePositions,
-    sinusoidal_positions,
-)
+from flaxformer_mt.model.positions import SINUSOIDAL_TABLES, LearnedPositions, sinusoidal_positions
 from flaxformer_mt.model.projections import PROJECTED
 from flaxformer_mt.parallel.sharding import constrain, gather
 from flaxformer_mt.shapes import Array
@@ -54,7 +49,6 @@ class Embedding(nn.Module):
 
 
 def make_embedding(config: ModelConfig, size: int) -> Embedding:
-    """Make the embedding of a vocabulary of `size` pieces."""
     initializers = make_initializers(config)
     bias_init = initializers.bias(size) if config.embedding_bias else None
     return Embedding(size, config.model_dim, initializers.embedding, bias_init)
@@ -78,7 +72,7 @@ class Stack(nn.Module):
             bias_init = initializers.bias(rows) if config.embedding_bias else None
             self.positions = LearnedPositions(rows, config.model_dim, initializers.positions, bias_init)
         if config.positions == "relative":
-            self.relative_positions = RelativePositions(
+            self.relative_positions = LearnedPositions(
                 config.relative_buckets, config.num_heads, make_initializers(config).positions
             )
         rate = config.embedding_dropout_rate
@@ -162,12 +156,11 @@ class Stack(nn.Module):
         return self.layers
 
     def finish(self, x: Array) -> Array:
-        """Apply the norm after the last block, if the config has one."""
         return constrain(self.final_norm(x), "BTD") if _has_final_norm(self.config) else x
 
     def relative_bias(self, *, bidirectional: bool) -> RelativeBias:
         """Return what the self-attention of all blocks adds to its scores, with relative positions."""
-        return RelativeBias(self.relative_positions(), self.config.relative_distance, bidirectional)
+        return RelativeBias(self.relative_positions.embedding, self.config.relative_distance, bidirectional)
 
     def rotary(self, positions: Array) -> Array | None:
         """Return the positions for rotary embeddings; None with other position encodings."""

@@ -20,8 +20,7 @@ from flaxformer_mt.parameter_trees import (
     Specs,
     compare_specs,
     flatten_tree,
-    is_empty,
-    make_empty,
+    make_like,
     nest_leaves,
     place_leaf,
     shares_host_memory,
@@ -108,14 +107,15 @@ def read_item(folder: Path, specs: Specs, likes: Mapping[str, Any] | None = None
 
     likes = likes or {}
     filled = {}
-    for path in (path for path, spec in specs.items() if not is_empty(spec)):
+    for path in (path for path, spec in specs.items() if 0 not in make_like(spec).shape):
         like = likes.get(path)
         filled[path] = ocp.RestoreArgs(restore_type=np.ndarray)
         if isinstance(like, jax.Array | jax.ShapeDtypeStruct) and like.sharding is not None:
             filled[path] = ocp.ArrayRestoreArgs(
                 restore_type=jax.Array, sharding=like.sharding, global_shape=like.shape, dtype=like.dtype
             )
-    leaves = {path: make_empty(spec) for path, spec in specs.items() if path not in filled}
+    empty = {path: make_like(spec) for path, spec in specs.items() if path not in filled}
+    leaves = {path: np.empty(like.shape, like.dtype) for path, like in empty.items()}
     if filled:
         checkpointer = _make_checkpointer()
         try:

@@ -1,6 +1,6 @@
 """How the vocabularies of pretrained models segment text: tokenizer.json, SentencePiece with ids, or bytes.
 
-Special symbols and tags are added in pretrained.py.
+Special symbols and tags are added in pretrained_vocab.py.
 """
 
 import contextlib

@@ -115,7 +115,7 @@ def unpack(text: str) -> bytes:
 
 def test_marians_binary_model_is_read_and_written(tmp_path):
     (tmp_path / "marian.bin").write_bytes(unpack(MODEL))
-    arrays = {name: np.asarray(a) for name, a in marian_binary.open_arrays(tmp_path / "marian.bin").items()}
+    arrays = {name: np.asarray(a) for name, a in marian_binary.read_arrays(tmp_path / "marian.bin").items()}
     assert arrays.pop("special:model.yml").tobytes().rstrip(b"\0") == b"dim-emb: 4\ntype: transformer"
     expected = {
         "Wemb": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -154,7 +154,7 @@ def test_matrices_in_8_bits_are_transposed_and_followed_by_their_factor(tmp_path
     assert values.tolist() == [32, 0, -64, 127, 16, -127]
     assert np.frombuffer(content, np.float32, 1, start + 6) == np.float32(127 / 4)
     assert np.frombuffer(content, np.int8, 6, start + 256).tolist() == [32, -64, 16, 0, 127, -127]
-    stored = marian_binary.open_arrays(tmp_path / "model.bin")
+    stored = marian_binary.read_arrays(tmp_path / "model.bin")
     for name in ("a_Wq", "Wemb"):
         np.testing.assert_allclose(np.asarray(stored[name]), matrix, atol=4 / 254)
     assert np.asarray(stored["special:model.yml"]).tobytes() == b"type: x\0"

@@ -12,9 +12,11 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from tiny_experiment import text_data
+
 from benchmarks.originals.tiny_hub import MAKERS
 from flaxformer_mt import Config, Translator, fit
-from flaxformer_mt.config import DataConfig, LoraConfig, OptimConfig, ParallelConfig, TrainConfig
+from flaxformer_mt.config import LoraConfig, OptimConfig, ParallelConfig, TrainConfig
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.convert.import_run import import_run
 from flaxformer_mt.errors import UserError
@@ -22,6 +24,7 @@ from flaxformer_mt.parameter_trees import flatten_tree
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.training.initial_model import start_run
 
+LENGTHS = {"max_source_length": 40, "max_target_length": 40}
 WORDS = {"der": "the", "Hund": "dog", "Katze": "cat", "schläft": "sleeps", "heute": "today", "und": "and"}
 
 
@@ -36,15 +39,7 @@ def write_text(folder: Path) -> None:
 
 def make_config(root: Path, *, steps: int = 20, **optim) -> Config:
     return Config(
-        data=DataConfig(
-            dataset="parallel_text",
-            text_dir=str(root / "text"),
-            cache_dir=str(root / "cache"),
-            max_source_length=40,
-            max_target_length=40,
-            batch_tokens=1280,
-            num_shapes=1,
-        ),
+        data=text_data(root / "text", batch_tokens=1280, num_shapes=1, **LENGTHS),
         optim=OptimConfig(learning_rate=5e-3, schedule="constant", warmup_steps=1, **optim),
         parallel=ParallelConfig(data=1),
         train=TrainConfig(

@@ -25,7 +25,7 @@ from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.convert.formats import ImportOverrides, Weights, find_format
-from flaxformer_mt.convert.huggingface.hub_models import _make_table
+from flaxformer_mt.convert.huggingface.nllb_bart_t5 import _make_table
 from flaxformer_mt.convert.import_run import import_run
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.errors import UserError
@@ -341,7 +341,7 @@ def folders(tmp_path_factory):
         ("t5", {"vocab_size": 10**7}, "parameters, but the files have"),
         ("t5", {"vocab_size": 60}, "but the model has 60 ids"),
         ("nllb", {"activation_function": "quick_gelu"}, "activation_function is 'quick_gelu'; supported"),
-        ("nllb", {"pad_token_id": 10**6}, "pad_token_id is 1000000; it must be an id below vocab_size"),
+        ("nllb", {"pad_token_id": 10**6}, "pad_token_id is 1000000; it must be an id below the"),
         ("nllb", {"eos_token_id": [2]}, r"eos_token_id is \[2\]; it must be an id"),
     ],
 )
@@ -380,14 +380,6 @@ def test_languages_that_a_model_lacks_are_named(folders):
     assert "deu_Latn" in str(caught.value)
     with pytest.raises(UserError, match=r"no language tag tlh_Latn; it has 202, such as"):
         translator.translate(["der Hund"], target_language="tlh_Latn")
-
-
-def test_sampling_and_invalid_unicode_are_refused(folders):
-    vocab = FORMAT.read(folders / "t5", ImportOverrides()).vocabs.target
-    with pytest.raises(UserError, match="segments text in one way; set it to 0"):
-        vocab.tokenize_all(["a"], sampling=0.1, seed=1)
-    with pytest.raises(UserError, match="not valid Unicode"):
-        vocab.tokenize("\ud800")
 
 
 @pytest.mark.parametrize("name", DEFAULT)
@@ -462,7 +454,4 @@ def test_runs_that_were_not_imported_go_out_as_their_own_class(variant, model_ty
     (tmp_path / "out").mkdir()
     FORMAT.write(weights, tmp_path / "out", "none")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == model_type
-    again = FORMAT.read(tmp_path / "out", ImportOverrides())
-    assert again.config == weights.config
-    for path, leaf in weights.leaves.items():
-        np.testing.assert_array_equal(leaf, again.leaves[path])
+    assert_same(weights, FORMAT.read(tmp_path / "out", ImportOverrides()))

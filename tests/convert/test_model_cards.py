@@ -22,7 +22,7 @@ from tiny_experiment import mark_slow
 from benchmarks.originals.tiny_hub import CORPUS, MAKERS
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
 from flaxformer_mt.convert.formats import ImportOverrides, Weights, find_format, shapes_of
-from flaxformer_mt.convert.huggingface.hub_models import FORMAT as HUB
+from flaxformer_mt.convert.huggingface.nllb_bart_t5 import FORMAT as HUB
 from flaxformer_mt.convert.model_cards import make_card
 from flaxformer_mt.vocab import PretrainedVocab, Vocabs
 

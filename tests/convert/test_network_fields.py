@@ -17,16 +17,7 @@ from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.formats import NAMES, find_format
 from flaxformer_mt.convert.name_table import Table, read_names
-from flaxformer_mt.convert.network_fields import (
-    COUNT,
-    FLAG,
-    TYING,
-    WIDTH,
-    Field,
-    find_problems,
-    read_network,
-    write_options,
-)
+from flaxformer_mt.convert.network_fields import TYING, Field, find_problems, read_network, write_options
 from flaxformer_mt.errors import UserError
 
 EXPORTED = [name for name in NAMES if find_format(name).open is not None]
@@ -118,10 +109,10 @@ def test_what_a_format_cannot_express_is_refused_by_name_and_value(line):
 
 
 FIELDS = (
-    Field("num_encoder_layers", "enc_layers", bounds=COUNT),
-    Field("model_dim", "(enc|dec)_size", bounds=WIDTH),
+    Field("num_encoder_layers", "enc_layers"),
+    Field("model_dim", "(enc|dec)_size"),
     Field("activation", "act", {"relu": "relu", "swish": "silu", "old_swish": "silu"}, default="relu"),
-    Field("embedding_norm", "norm", FLAG, default=False),
+    Field("embedding_norm", "norm", default=False),
     Field("tying", "share & tie", TYING, default=False),
     Field("norm_position", values=("post", "pre")),
 )

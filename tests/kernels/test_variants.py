@@ -18,7 +18,8 @@ from flaxformer_mt.kernels.attention_kernels import Drop, attend, attend_fused, 
 from flaxformer_mt.kernels.cross_entropy import (
     CrossEntropy,
     Output,
-    cross_entropy,
+    _entropies,
+    project,
     score_in_bfloat16,
     score_in_two_passes,
     score_rounded,
@@ -94,6 +95,11 @@ def without_padding(queries: Any, memory: Any, causal: bool, sees: bool = False)
 def with_padding(queries: Any, memory: Any, causal: bool, sees: bool = False) -> Callable[..., Any]:
     padded = attended(PLAIN, MaskRule(None, memory, causal=causal), sees)
     return lambda *heads: padded(*heads) * queries[..., None, None]
+
+
+def cross_entropy(hidden: Any, output: Output, target: Any, weights: Any, *, smoothing: float) -> Any:
+    """The loss in one piece, of the logits of all tokens."""
+    return (_entropies(project(multiply, hidden, output), target, smoothing) * weights).sum()
 
 
 def loss(

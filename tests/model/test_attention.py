@@ -126,29 +126,6 @@ def applied(layer: MultiHeadAttention, **options: Any) -> Any:
     )
 
 
-def test_layer_projects_attends_and_projects_back():
-    layer, params, x, memory = make_layer()
-    mask = random_inputs()[3]
-    assert jax.tree.map(jnp.shape, params) == {
-        "query": {"kernel": (17, H, K), "bias": (H, K)},
-        "key": {"kernel": (17, H, K), "bias": (H, K)},
-        "value": {"kernel": (17, H, E), "bias": (H, E)},
-        "output": {"kernel": (H, E, 17), "bias": (17,)},
-    }
-
-    def project(name: str, y: np.ndarray) -> np.ndarray:
-        return np.einsum("btd,dhk->bthk", y, params[name]["kernel"]) + np.asarray(params[name]["bias"])
-
-    weights, mixed = numpy_attention(
-        project("query", x), project("key", memory), project("value", memory), mask
-    )
-    expected = np.einsum("bqhe,hed->bqd", mixed, params["output"]["kernel"]) + params["output"]["bias"]
-    run = applied(layer, deterministic=True, mutable="intermediates")
-    result, kept = run(params, x, memory, mask=Given(mask))
-    np.testing.assert_allclose(result, expected, atol=1e-4)
-    np.testing.assert_allclose(kept["intermediates"]["attention_weights"][0], weights, atol=1e-5)
-
-
 def test_attention_dropout_has_a_rate_of_its_own():
     """With only weights dropped, the result differs between keys; with the rate set to 0 it does not."""
     config = dataclasses.replace(CONFIG, dropout_rate=0.5)
@@ -161,21 +138,6 @@ def test_attention_dropout_has_a_rate_of_its_own():
     assert np.abs(run(layer, 0) - run(layer, 1)).max() > 1e-3
     undropped = MultiHeadAttention(dataclasses.replace(config, attention_dropout_rate=0.0), Kernels())
     np.testing.assert_array_equal(run(undropped, 0), run(undropped, 1))
-
-
-def test_fused_attention_serves_neither_dropout_nor_those_who_ask_for_weights():
-    config = dataclasses.replace(CONFIG, value_dim=K, dropout_rate=0.5, attention="cudnn")
-    layer, params, x, memory = make_layer(config)
-
-    def run(seed: int) -> np.ndarray:
-        rngs = {"dropout": jax.random.key(seed)}
-        return np.asarray(applied(layer, deterministic=False)(params, x, memory, mask=EVERYTHING, rngs=rngs))
-
-    assert np.abs(run(0) - run(1)).max() > 1e-3
-    keep = applied(layer, deterministic=True, mutable="intermediates")
-    _, kept = keep(params, x, memory, mask=EVERYTHING)
-    weights = np.asarray(kept["intermediates"]["attention_weights"][0])
-    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 from numpy.testing import assert_allclose, assert_array_equal
-from tiny_experiment import random_layer_params, random_leaves
+from tiny_experiment import random_layer_params
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.kernels import Kernels
@@ -113,16 +112,6 @@ def test_a_layer_norm_and_its_gradient_are_those_of_the_formula(affine):
     assert jax.eval_shape(jax.grad(by_layer, 1), params, half).dtype == jnp.bfloat16
 
 
-def test_rms_norm_by_definition_has_no_mean_and_no_bias():
-    norm = make_norm(dataclasses.replace(CONFIG, norm="rms", norm_epsilon=1e-3))
-    x = np.random.default_rng(1).normal(3, 2, size=(4, 6)).astype(np.float32)
-    assert set(jax.eval_shape(norm.init, jax.random.key(0), x)["params"]) == {"scale"}
-    scale = np.arange(1.0, 7.0, dtype=np.float32)
-    result = applied(norm)({"scale": scale}, x)
-    expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-3) * scale
-    assert_allclose(result, expected, atol=1e-5)
-
-
 @pytest.mark.parametrize("kind", ["layer", "rms"])
 def test_norms_keep_float32_parameters_and_statistics_in_bfloat16_runs(kind):
     norm = make_norm(dataclasses.replace(CONFIG, norm=kind, dtype="bfloat16"))
@@ -215,62 +204,6 @@ def test_aiayn_takes_xavier_for_embeddings_too():
     assert_uniform(drawn["bias"], 0.25)
 
 
-def test_norms_without_parameters_and_without_epsilon():
-    """Document 002's normalisation: by the population's standard deviation; a constant row has none."""
-    norm = make_norm(dataclasses.replace(CONFIG, norm_affine=False, norm_epsilon=0.0))
-    x = np.random.default_rng(5).normal(100, 2, size=(4, 6)).astype(np.float32)
-    assert jax.eval_shape(norm.init, jax.random.key(0), x) == {}
-    expected = (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True)
-    assert_allclose(applied(norm)({}, x), expected, atol=3e-5)
-    assert np.isnan(applied(norm)({}, np.full((4, 6), 7.0, np.float32))).all()
-
-
-def test_a_convolution_of_width_one_is_the_dense_layer():
-    x = np.random.default_rng(6).normal(size=(2, 3, 6)).astype(np.float32)
-    dense = FeedForward(CONFIG, Kernels())
-    convolution = FeedForward(dataclasses.replace(CONFIG, ffn_layer="convolution"), Kernels())
-    params = random_layer_params(dense, x, deterministic=True)
-    shapes = jax.tree.map(jnp.shape, random_layer_params(convolution, x, deterministic=True))
-    assert shapes["input"] == {"kernel": (1, 6, 10), "bias": (10,)}
-    same = jax.tree.map(lambda leaf: leaf[None] if leaf.ndim == 2 else leaf + 0.5, params)
-    moved = jax.tree.map(lambda leaf: leaf if leaf.ndim == 2 else leaf + 0.5, params)
-
-    def total(layer: FeedForward, params: dict) -> jax.Array:
-        return (layer.apply({"params": params}, x, deterministic=True) ** 2).sum()
-
-    @jax.jit
-    def run(same: dict, moved: dict) -> Any:
-        differentiate = jax.value_and_grad(total, argnums=1)
-        return differentiate(convolution, same), differentiate(dense, moved)
-
-    (value, by_convolution), (expected, by_dense) = run(same, moved)
-    assert_allclose(value, expected, rtol=1e-6)
-    jax.tree.map(
-        lambda a, b: assert_allclose(a.reshape(b.shape), b, rtol=1e-5, atol=1e-6), by_convolution, by_dense
-    )
-
-
-def test_residual_norms_before_or_after():
-    x = np.random.default_rng(2).normal(size=(2, 3, 6)).astype(np.float32)
-    for position in ("pre", "post"):
-        layer = Residual(dataclasses.replace(CONFIG, norm_position=position))
-
-        def triple(layer: Residual, x: jax.Array) -> jax.Array:
-            return layer.after(x, 3 * layer.before(x), deterministic=True)
-
-        variables = nn.unbox(nn.init(triple, layer)(jax.random.key(0), x))
-        params = random_leaves(variables["params"], 0, 0.3)
-        assert set(params) == {"norm"}
-
-        @jax.jit
-        def run(params: dict, x: jax.Array, layer: Residual = layer) -> jax.Array:
-            return nn.apply(triple, layer)({"params": params}, x)
-
-        norm = functools.partial(applied(make_norm(CONFIG)), params["norm"])
-        expected = x + 3 * np.asarray(norm(x)) if position == "pre" else norm(x + 3 * x)
-        assert_allclose(run(params, x), expected, atol=1e-5, err_msg=position)
-
-
 def test_residual_drops_what_the_sublayer_adds_and_never_the_stream():
     layer = Residual(dataclasses.replace(CONFIG, dropout_rate=0.5))
     x = np.full((50, 6), 10, np.float32)
@@ -283,38 +216,6 @@ def test_residual_drops_what_the_sublayer_adds_and_never_the_stream():
 
     result = run(x)
     assert set(np.unique(result)) == {10.0, 12.0}
-
-
-ACTIVATIONS = {
-    "relu": lambda x: np.maximum(x, 0),
-    "gelu": lambda x: x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
-    "silu": lambda x: x / (1 + np.exp(-x)),
-    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-}
-
-
-@pytest.mark.parametrize("activation", [*ACTIVATIONS, "swiglu"])
-@pytest.mark.parametrize("bias", [True, False])
-def test_feedforward_by_its_formula(activation, bias):
-    layer = FeedForward(dataclasses.replace(CONFIG, activation=activation, ffn_bias=bias), Kernels())
-    generator = np.random.default_rng(4)
-    x = generator.normal(size=(3, 6))
-    params = random_layer_params(layer, x.astype(np.float32), deterministic=True, scale=1.0)
-    names = {"input", "output"} | ({"gate"} if activation == "swiglu" else set())
-    assert {name: set(leaves) for name, leaves in params.items()} == {
-        name: {"kernel", "bias"} if bias else {"kernel"} for name in names
-    }
-
-    def dense(name: str, y: np.ndarray) -> np.ndarray:
-        return y @ params[name]["kernel"] + params[name].get("bias", 0)
-
-    if activation == "swiglu":
-        gate = dense("gate", x)
-        hidden = dense("input", x) * gate / (1 + np.exp(-gate))
-    else:
-        hidden = ACTIVATIONS[activation](dense("input", x))
-    result = applied(layer, deterministic=True)(params, x.astype(np.float32))
-    assert_allclose(result, dense("output", hidden), rtol=1e-4, atol=1e-4)
 
 
 def test_feedforward_dropout_has_a_rate_of_its_own():

@@ -17,7 +17,8 @@ import numpy as np
 import flaxformer_mt
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.checks import check_n_best, check_search
-from flaxformer_mt.convert.formats import ImportOverrides, find_config, find_vocabs
+from flaxformer_mt.convert.formats import ImportOverrides, changed_options, find_config, find_vocabs
+from flaxformer_mt.convert.huggingface.generation_options import length_power
 from flaxformer_mt.decoding.search_inputs import Sentence
 from flaxformer_mt.decoding.state_sizes import LengthRule
 from flaxformer_mt.errors import UserError, first_line
@@ -34,35 +35,21 @@ from flaxformer_mt.translation.sentences import SplitSentences, splits_sentences
 from flaxformer_mt.translation.steps import make_steps
 from flaxformer_mt.vocab import Vocab, Vocabs
 
-# Length in tokens at which both length penalties favour longer translations equally, as in exports to others.
-_TYPICAL_LENGTH = 25
 # Maximum number of sentences of a batch; where requests arrive, which wait for its end, of source tokens.
 _BATCH, _TOKENS = 64, 256
 
 
 def _missing_options(search: SearchConfig) -> list[str]:
-    """Return the options of a search, with their values, that would change translations and CTranslate2
-    lacks.
-    """
-    missing = []
-    if search.mbr:
-        missing.append(f"search.mbr={search.mbr}")
-    if search.rerank:
-        missing.append(f"search.rerank={search.rerank}")
-    if search.method == "beam" and search.coverage_penalty:  # its own is of another layer
-        missing.append(f"search.coverage_penalty={search.coverage_penalty:g}")
-    if search.method == "beam" and search.diversity_groups > 1:
-        missing.append(f"search.diversity_groups={search.diversity_groups}")
-    if search.method == "sample" and search.min_p:
-        missing.append(f"search.min_p={search.min_p:g}")
-    return missing
+    """Return the options of a search, with their values, that CTranslate2 lacks."""
+    of_method = {"beam": ("coverage_penalty", "diversity_groups"), "sample": ("min_p",)}
+    # CTranslate2's own coverage penalty is of another layer.
+    return changed_options(search, ("mbr", "rerank", *of_method.get(search.method, ())))
 
 
 def _translate_options(search: SearchConfig, target: Vocab) -> dict[str, Any]:
-    gnmt = search.length_penalty_kind == "gnmt"
     options: dict[str, Any] = {
         "beam_size": search.beam_size if search.method == "beam" else 1,
-        "length_penalty": search.length_penalty * (_TYPICAL_LENGTH / (5 + _TYPICAL_LENGTH) if gnmt else 1),
+        "length_penalty": length_power(search),
         "patience": search.patience if search.stopping == "inexact" else 1,
         "no_repeat_ngram_size": search.no_repeat_ngram,
         "suppress_sequences": [[piece] for piece in target.pieces(make_symbols(target, search).banned)],

@@ -13,19 +13,14 @@ prefixes begin with the tags of languages that the model has.
                                         suppress_sequences=[["<pad>"], ["<s>"]], max_decoding_length=N)
 
 This call gives the tokens of this package's greedy search, up to rounding. N is the length limit in tokens
-with the end symbol. This package has one limit per source, int(search.max_length_ratio * length +
-search.max_length_offset); CTranslate2 has one limit per call. CTranslate2 raises an error for sequences
-longer than the model's position table. The other arguments replace defaults that differ from this package's
-search: min_decoding_length=1 forbids empty translations, max_input_length=1024 silently truncates long
-sources, and pad and bos, which this package's search never selects, are ordinary tokens there. CTranslate2
-renormalizes the probabilities after suppression, so its scores are slightly higher.
+with the end symbol, one of the call; this package has one per source, int(search.max_length_ratio * length +
+search.max_length_offset). The other arguments replace defaults: min_decoding_length=1 forbids empty
+translations, max_input_length=1024 silently truncates sources, and pad and bos are ordinary tokens there.
 
 Beam search differs. CTranslate2 divides a log-probability by length ** length_penalty (default 1), this
 package by ((5 + length) / 6) ** length_penalty; both count the end symbol. CTranslate2 stops when beam_size *
 patience hypotheses have ended, this package when no unfinished hypothesis can win. CTranslate2 replaces ended
-hypotheses by the next best candidates, this package does not. To rank hypotheses as this package does, pass
-num_hypotheses=beam_size, length_penalty=0 and return_scores=True, and divide each score by ((5 + length) / 6)
-** length_penalty, where length is len(hypothesis) + 1; the hypotheses may still differ.
+hypotheses by the next best candidates, this package does not.
 """
 
 from collections.abc import Iterator

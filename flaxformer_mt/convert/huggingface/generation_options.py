@@ -6,31 +6,27 @@ renormalizes the other probabilities), no forced symbol at the length limit. Opt
 lacks are reported. Differences that are not:
  * Length penalty. This package divides a log-probability by ((5 + n) / 6) ** alpha, transformers by
    n ** length_penalty; n includes the end symbol in both. An exported length_penalty is alpha * 25 / 30: at
-   25 tokens both systems then favour longer translations equally; above 25 tokens transformers favours them
-   less than this package, below 25 more. With search.length_penalty_kind=length, as imported models have it,
-   both formulas are the same.
- * Length limit. This package has one limit per source; the exported max_length is the limit for a source of
-   data.max_source_length tokens. Imported models have this package's default limit.
- * Stopping. With early_stopping=false, transformers stops when the best unfinished hypothesis, divided by the
-   penalty of its present length, scores below the worst of num_beams finished ones. This package evaluates
-   the penalty at the length limit of the sentence. early_stopping="never" would be closer, but transformers
-   then evaluates the penalty at max_length, so that most searches would run up to that limit.
+   25 tokens both favour longer translations equally. With search.length_penalty_kind=length, as imported
+   models have it, both formulas are the same.
+ * Length limit. The exported max_length is the limit for a source of data.max_source_length tokens.
+ * Stopping. With early_stopping=false, transformers takes the penalty of the best unfinished hypothesis at
+   its present length, this package at the length limit of the sentence. With early_stopping="never" it
+   would take it at max_length, up to which most searches would run.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.convert.foreign_files import check_fields
-from flaxformer_mt.convert.formats import read_config_json
+from flaxformer_mt.convert.formats import changed_options, read_config_json, write_json
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.translation.constraints import make_symbols
 from flaxformer_mt.vocab import Vocab
 
 _FILE = "generation_config.json"
 # Length in tokens at which both length penalties favour longer translations equally.
-TYPICAL_LENGTH = 25
+_TYPICAL_LENGTH = 25
 # Value of top_k in `generate` if no file sets it.
 _DEFAULT_TOP_K = 50
 # Options of `generate` without a counterpart here, with the values that change nothing; None is always one.
@@ -73,13 +69,12 @@ def special_ids(vocab: Vocab) -> dict[str, Any]:
 
 def write_generation(config: Config, vocab: Vocab, folder: Path, *, longest_target: int) -> None:
     search = config.search
-    factor = 1.0 if search.length_penalty_kind == "length" else TYPICAL_LENGTH / (5 + TYPICAL_LENGTH)
     settings = {
         **special_ids(vocab),
         "forced_eos_token_id": None,
         "bad_words_ids": [[number] for number in sorted(set(make_symbols(vocab, search).banned))],
         "num_beams": search.beam_size if search.method == "beam" else 1,
-        "length_penalty": round(search.length_penalty * factor, 6),
+        "length_penalty": round(length_power(search), 6),
         "early_stopping": search.method == "beam" and search.stopping == "inexact",
         "no_repeat_ngram_size": search.no_repeat_ngram,
         # Both include the start symbol; so does the length at which a translation may end, one token later.
@@ -89,26 +84,21 @@ def write_generation(config: Config, vocab: Vocab, folder: Path, *, longest_targ
     if search.method == "sample":
         names = ("temperature", "top_k", "top_p", "min_p")
         settings |= {"do_sample": True} | {name: getattr(search, name) for name in names}
-    (folder / _FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    write_json(settings, folder / _FILE)
+
+
+def length_power(search: SearchConfig) -> float:
+    """Return the power of the length by which other systems divide log-probabilities."""
+    gnmt = search.length_penalty_kind == "gnmt"
+    return search.length_penalty * (_TYPICAL_LENGTH / (5 + _TYPICAL_LENGTH) if gnmt else 1)
 
 
 def lost_options(search: SearchConfig) -> list[str]:
     """Return the options of a search, with their values, that generation_config.json cannot express."""
-    lost = []
-    if search.rerank:
-        lost.append(f"search.rerank={search.rerank}")
-    if search.mbr:
-        lost.append(f"search.mbr={search.mbr}")
-    if search.min_length_ratio:
-        lost.append(f"search.min_length_ratio={search.min_length_ratio:g}")
+    names = ["rerank", "mbr", "min_length_ratio"]
     if search.method == "beam":
-        if search.coverage_penalty:
-            lost.append(f"search.coverage_penalty={search.coverage_penalty:g}")
-        if search.diversity_groups > 1:
-            lost.append(f"search.diversity_groups={search.diversity_groups}")
-        if search.stopping == "inexact" and search.patience != 1:
-            lost.append(f"search.patience={search.patience:g}")
-    return lost
+        names += ["coverage_penalty", "diversity_groups"] + ["patience"] * (search.stopping == "inexact")
+    return changed_options(search, names)
 
 
 def read_search(folder: Path, fields: dict[str, Any], vocab: Vocab) -> SearchConfig:

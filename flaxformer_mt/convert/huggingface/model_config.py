@@ -11,20 +11,7 @@ from flaxformer_mt.convert.foreign_files import check_fields, stored_bytes
 from flaxformer_mt.convert.formats import CONFIG_NAME, fit_vocabulary, read_config_json
 from flaxformer_mt.convert.huggingface.generation_options import read_search, special_ids
 from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_config, read_tokenizer_settings
-from flaxformer_mt.convert.network_fields import (
-    COUNT,
-    FFN_WIDTH,
-    FLAG,
-    LENGTH,
-    RATE,
-    WIDTH,
-    Bounds,
-    Field,
-    Fields,
-    any_value,
-    read_network,
-    write_options,
-)
+from flaxformer_mt.convert.network_fields import Bounds, Field, Fields, any_value, read_network, write_options
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocabs
 
@@ -41,17 +28,17 @@ _ACTIVATIONS = {
 }
 # The network's fields that BART's relatives share, with the defaults of transformers 5.
 BART_FIELDS = (
-    Field("max_positions", "max_position_embeddings", bounds=LENGTH, default=1024),
-    Field("model_dim", "d_model", bounds=WIDTH, default=1024),
-    Field("num_encoder_layers", "encoder_layers", bounds=COUNT, default=12),
-    Field("num_decoder_layers", "decoder_layers", bounds=COUNT, default=12),
-    Field("num_heads", "(encoder|decoder)_attention_heads", bounds=WIDTH, default=16),
-    Field("ffn_dim", "(encoder|decoder)_ffn_dim", bounds=FFN_WIDTH, default=4096),
+    Field("max_positions", "max_position_embeddings", default=1024),
+    Field("model_dim", "d_model", default=1024),
+    Field("num_encoder_layers", "encoder_layers", default=12),
+    Field("num_decoder_layers", "decoder_layers", default=12),
+    Field("num_heads", "(encoder|decoder)_attention_heads", default=16),
+    Field("ffn_dim", "(encoder|decoder)_ffn_dim", default=4096),
     Field("activation", "activation_function", _ACTIVATIONS, default="gelu"),
-    Field("embedding_scale", "scale_embedding", FLAG, default=False),
-    Field("dropout_rate", "dropout", bounds=RATE, default=0.1),
-    Field("attention_dropout_rate", "attention_dropout", bounds=RATE, default=0.0),
-    Field("ffn_dropout_rate", "activation_dropout", bounds=RATE, default=0.0),
+    Field("embedding_scale", "scale_embedding", default=False),
+    Field("dropout_rate", "dropout", default=0.1),
+    Field("attention_dropout_rate", "attention_dropout", default=0.0),
+    Field("ffn_dropout_rate", "activation_dropout", default=0.0),
     Field("padding_mask", values=("source", "both")),
     *any_value("output_bias"),
 )
@@ -66,24 +53,27 @@ LONGEST = 512
 _REQUIRED = ("vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id")
 
 
-def find_quantization(fields: Mapping[str, Any]) -> list[str]:
-    if fields.get("quantization_config") is None:
-        return []
-    shown = str(fields["quantization_config"])[:80]
-    return [
-        f"quantization_config is {shown}; save the model without it in float32: quantized models are not read"
+def find_problems(fields: Mapping[str, Any], size: int, folder: Path, width: int) -> list[str]:
+    """List what is not read of a config.json, whose targets have ids below `size`."""
+    problems = []
+    if fields.get("quantization_config") is not None:
+        problems.append(
+            f"quantization_config is {str(fields['quantization_config'])[:80]}; save the model without it in "
+            "float32: quantized models are not read"
+        )
+    problems += [
+        f"{name} is {str(fields[name])[:40]}; it must be an id below the {size} entries of the vocabulary"
+        for name in ("decoder_start_token_id", "pad_token_id", "eos_token_id")
+        if type(fields[name]) is not int or not 0 <= fields[name] < size
     ]
-
-
-def find_oversize(folder: Path, vocab_size: int, width: int) -> list[str]:
-    """List sizes that the files of a folder cannot hold, at one byte for each number."""
-    least, size = vocab_size * width, stored_bytes(folder)
-    if least <= size:
-        return []
-    return [
-        f"vocab_size {vocab_size} and d_model {width} make at least {least} parameters, but the files have "
-        f"{size} bytes"
-    ]
+    # The files hold at least one byte for each number.
+    rows, stored = max(size, fields["vocab_size"]), stored_bytes(folder)
+    if rows * width > stored:
+        problems.append(
+            f"vocab_size {rows} and d_model {width} make at least {rows * width} parameters, but the files "
+            f"have {stored} bytes"
+        )
+    return problems
 
 
 def make_data_config(most: int | None, **others: Any) -> DataConfig:
@@ -132,16 +122,8 @@ def read_model_fields(fields: Fields, folder: Path) -> tuple[dict[str, Any], Mod
         raise UserError(f"{path} lacks {', '.join(missing)}; give the folder of a complete model")
     check_fields(stored, ID_BOUNDS, path)
     network = read_network(fields, stored, path)
-    problems = find_quantization(stored)
-    if not isinstance(stored["eos_token_id"], int):
-        problems.append(f"eos_token_id is {stored['eos_token_id']}; it must be a single id")
     size = stored.get("decoder_vocab_size") or stored["vocab_size"]
-    problems += [
-        f"{name} is {stored[name]}, but the target vocabulary has {size} entries"
-        for name in ("decoder_start_token_id", "pad_token_id")
-        if stored[name] >= size
-    ]
-    problems += find_oversize(folder, max(size, stored["vocab_size"]), network.model_dim)
+    problems = find_problems(stored, size, folder, network.model_dim)
     if stored["decoder_start_token_id"] == stored["eos_token_id"]:
         problems.append("decoder_start_token_id equals eos_token_id; the search needs two symbols")
     if problems:

@@ -14,7 +14,6 @@ language codes (>>fr<<). With models of other projects there are three differenc
 """
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.config.files import read_file, read_json_object
-from flaxformer_mt.convert.formats import Weights, read_config_json
+from flaxformer_mt.convert.formats import Weights, read_config_json, write_json
 from flaxformer_mt.convert.sentencepiece_file import Specials, name_of, renumber
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, Vocabs
@@ -48,9 +47,9 @@ def find_symbol_problem(weights: Weights) -> list[str]:
 def write_tokenizer(vocabs: Vocabs, config: Config, folder: Path) -> None:
     vocabs.source.save(folder / _SPM["source"])
     vocabs.target.save(folder / _SPM["target"])
-    _write_json(_ids_of(vocabs.source), folder / _ID_FILES["source"])
+    write_json(_ids_of(vocabs.source), folder / _ID_FILES["source"])
     if not vocabs.joint:
-        _write_json(_ids_of(vocabs.target), folder / _ID_FILES["target"])
+        write_json(_ids_of(vocabs.target), folder / _ID_FILES["target"])
     tokens = {f"{symbol}_token": name for symbol, (_, name) in _specials_of(vocabs.target).items()}
     directions = find_directions(config.data)
     settings = {
@@ -65,8 +64,8 @@ def write_tokenizer(vocabs: Vocabs, config: Config, folder: Path) -> None:
         "split_special_tokens": True,
         "clean_up_tokenization_spaces": False,
     }
-    _write_json(settings, folder / SETTINGS)
-    _write_json(tokens, folder / "special_tokens_map.json")
+    write_json(settings, folder / SETTINGS)
+    write_json(tokens, folder / "special_tokens_map.json")
 
 
 def read_exported_tokenizer(folder: Path, *, joint: bool) -> Vocabs:
@@ -175,7 +174,3 @@ def _naming(path: Path) -> Iterator[None]:
         ) from error
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from error
-
-
-def _write_json(content: dict[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

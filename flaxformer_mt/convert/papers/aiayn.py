@@ -18,24 +18,19 @@ from torch import Tensor
 
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.convert import formats
-from flaxformer_mt.convert.foreign_files import check_network
-from flaxformer_mt.convert.formats import ImportOverrides, Outputs, Weights
+from flaxformer_mt.convert.formats import ImportOverrides, Weights
 from flaxformer_mt.convert.name_table import TABLE_TOLERANCE, Constant, Rule, Tensors, read_names
-from flaxformer_mt.convert.network_fields import (
-    COUNT,
-    FFN_WIDTH,
-    RATE,
-    TYING,
-    WIDTH,
-    Field,
-    any_value,
-    read_network,
-    write_options,
-)
+from flaxformer_mt.convert.network_fields import TYING, Field, any_value, read_network, write_options
 from flaxformer_mt.convert.papers import post_norm
 from flaxformer_mt.convert.papers.post_norm import State, attend, linear
 from flaxformer_mt.convert.stored_tensors import as_arrays, attributes_of, load_checkpoint, take_tensors
-from flaxformer_mt.convert.torch.state_dicts import StateDictFormat, save_tensors, save_value, tensor_of
+from flaxformer_mt.convert.torch.state_dicts import (
+    Loaded,
+    StateDictFormat,
+    save_tensors,
+    save_value,
+    tensor_of,
+)
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.positions import sinusoidal_table
 from flaxformer_mt.shapes import Batch
@@ -57,13 +52,13 @@ _OPTIONS = {
 }
 _FIELDS = (
     *post_norm.FIELDS,
-    Field("model_dim", "(d_word_vec|d_model)", bounds=WIDTH),
-    Field("ffn_dim", "d_inner", bounds=FFN_WIDTH),
-    Field("num_encoder_layers", "n_layers", bounds=COUNT),
-    Field("num_heads", "n_head", bounds=WIDTH),
-    Field("key_dim", "d_k", bounds=WIDTH),
-    Field("value_dim", "d_v", bounds=WIDTH),
-    Field("dropout_rate", "dropout", bounds=RATE, default=0.1),
+    Field("model_dim", "(d_word_vec|d_model)"),
+    Field("ffn_dim", "d_inner"),
+    Field("num_encoder_layers", "n_layers"),
+    Field("num_heads", "n_head"),
+    Field("key_dim", "d_k"),
+    Field("value_dim", "d_v"),
+    Field("dropout_rate", "dropout", default=0.1),
     Field("max_positions", "n_position"),
     Field(
         "tying",
@@ -90,11 +85,8 @@ _SAME = (
 )
 
 
-def is_checkpoint(path: Path) -> bool:
-    return path.suffix == ".chkpt" and path.is_file()
-
-
-def write_checkpoint(tensors: Tensors, arguments: dict[str, Any], path: Path) -> None:
+def _write_checkpoint(weights: Weights, tensors: Tensors, folder: Path) -> None:
+    arguments, path = _arguments(weights.config, weights.vocabs), folder / CHECKPOINT_NAME
     table = sinusoidal_table(_SCRIPT_POSITIONS, arguments["d_model"])[None]
     state = dict(tensors) | dict.fromkeys(TABLES, table)
     if arguments["trg_emb_prj_weight_sharing"]:
@@ -118,7 +110,7 @@ def write_checkpoint(tensors: Tensors, arguments: dict[str, Any], path: Path) ->
     save_value(checkpoint, path)
 
 
-def read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:
+def _read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:
     checkpoint = load_checkpoint(path)
     settings = attributes_of(checkpoint.get("settings"))
     if "model" not in checkpoint or not settings:
@@ -127,7 +119,7 @@ def read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:
     return {name: np.asarray(array) for name, array in as_arrays(state).items()}, settings
 
 
-def make_model_config(
+def _make_model_config(
     base: ModelConfig, settings: dict[str, Any], tensors: Tensors, path: Path
 ) -> ModelConfig:
     """Return the model of a file: sizes and switches of its settings, number of positions of its tables."""
@@ -225,45 +217,20 @@ def _run(state: State, arguments: dict[str, Any], batch: Batch) -> Tensor:
 
     source_blocked = (source == arguments["src_pad_idx"])[:, None, None]
     target_blocked = (target == arguments["trg_pad_idx"])[:, None, None] | post_norm.is_future(target)
-    layers = [f".layer_stack.{n}." for n in range(arguments["n_layers"])]
-    output = post_norm.run_layers(
-        embed("encoder", "src_word_emb", source),
-        embed("decoder", "trg_word_emb", target),
-        (source_blocked, target_blocked),
-        attention=attention,
-        feedforward=feedforward,
-        encoder=[(f"encoder{layer}slf_attn", f"encoder{layer}pos_ffn") for layer in layers],
-        decoder=[
-            (f"decoder{layer}slf_attn", f"decoder{layer}enc_attn", f"decoder{layer}pos_ffn")
-            for layer in layers
-        ],
-    )
+    x, y = embed("encoder", "src_word_emb", source), embed("decoder", "trg_word_emb", target)
+    count = arguments["n_layers"]
+    encoder = [f"encoder.layer_stack.{{n}}.{name}" for name in ("slf_attn", "pos_ffn")]
+    decoder = [f"decoder.layer_stack.{{n}}.{name}" for name in ("slf_attn", "enc_attn", "pos_ffn")]
+    layers = post_norm.Layers((count, *encoder), (count, *decoder), attention, feedforward)
+    output = layers.run(x, y, source_blocked, target_blocked)
     return linear(state, "trg_word_prj", output / root if scale == "prj" else output)
 
 
-def _write_checkpoint(weights: Weights, tensors: Tensors, folder: Path) -> None:
-    arguments = _arguments(weights.config, weights.vocabs)
-    write_checkpoint(tensors, arguments, folder / CHECKPOINT_NAME)
-
-
-def _read(path: Path, overrides: ImportOverrides) -> Weights:
-    if not is_checkpoint(path):
-        return STATE_DICT.read(path, overrides)
-    tensors, config, vocabs = _load_checkpoint(path, overrides)
-    return STATE_DICT.weights_of(tensors, config, vocabs, origin=path)
-
-
-def _open(path: Path, overrides: ImportOverrides | None = None) -> Outputs:
-    overrides = overrides or ImportOverrides()
-    if not is_checkpoint(path):
-        return STATE_DICT.open(path, overrides)
-    tensors, config, vocabs = _load_checkpoint(path, overrides)
-    return STATE_DICT.outputs_of(tensors, _arguments(config, vocabs))
-
-
-def _load_checkpoint(path: Path, overrides: ImportOverrides) -> tuple[Tensors, Config, Vocabs]:
+def _load_checkpoint(path: Path, overrides: ImportOverrides) -> Loaded | None:
     """Return the file's tensors, with the given config or that of the folder and the file's model."""
-    tensors, settings = read_checkpoint(path)
+    if path.suffix != ".chkpt" or not path.is_file():
+        return None
+    tensors, settings = _read_checkpoint(path)
     vocabs = formats.find_vocabs(path.parent, overrides)
     config = overrides.config
     if config is None:
@@ -271,9 +238,7 @@ def _load_checkpoint(path: Path, overrides: ImportOverrides) -> tuple[Tensors, C
         base = (
             formats.find_config(path.parent, overrides) if known else formats.fit_vocabulary(Config(), vocabs)
         )
-        config = dataclasses.replace(base, model=make_model_config(base.model, settings, tensors, path))
-    check_network(config, path.parent)
-    STATE_DICT.check_config(config)
+        config = dataclasses.replace(base, model=_make_model_config(base.model, settings, tensors, path))
     return tensors, config, vocabs
 
 
@@ -285,5 +250,6 @@ STATE_DICT = StateDictFormat(
     _run,
     find_more_problems=_find_more_problems,
     write_more=_write_checkpoint,
+    load_other=_load_checkpoint,
 )
-FORMAT = dataclasses.replace(STATE_DICT.make_format(), read=_read, open=_open)
+FORMAT = STATE_DICT.make_format()

@@ -104,18 +104,15 @@ def _run(state: State, arguments: dict[str, Any], batch: Batch) -> Tensor:
 
     source_blocked = (source == arguments["src_pad"])[:, None, None]
     target_blocked = (target == arguments["tgt_pad"])[:, None, None] | post_norm.is_future(target)
-    encoder = [f"encoder.layers.{n}." for n in range(arguments["encoder_n_layers"])]
-    decoder = [f"decoder.layers.{n}." for n in range(arguments["decoder_n_layers"])]
-    output = post_norm.run_layers(
-        embed("encoder", "src_emb", source),
-        embed("decoder", "tgt_emb", target),
-        (source_blocked, target_blocked),
-        attention=attention,
-        feedforward=feedforward,
-        encoder=[(f"{layer}enc_self_attn", f"{layer}pos_ffn") for layer in encoder],
-        decoder=[(f"{layer}dec_self_attn", f"{layer}dec_enc_attn", f"{layer}pos_ffn") for layer in decoder],
+    x, y = embed("encoder", "src_emb", source), embed("decoder", "tgt_emb", target)
+    names = [f"decoder.layers.{{n}}.{name}" for name in ("dec_self_attn", "dec_enc_attn", "pos_ffn")]
+    layers = post_norm.Layers(
+        (arguments["encoder_n_layers"], "encoder.layers.{n}.enc_self_attn", "encoder.layers.{n}.pos_ffn"),
+        (arguments["decoder_n_layers"], *names),
+        attention,
+        feedforward,
     )
-    return linear(state, "projection", output)
+    return linear(state, "projection", layers.run(x, y, source_blocked, target_blocked))
 
 
 STATE_DICT = StateDictFormat("handbuilt", _FIELDS, _rules, _arguments, _run)

@@ -93,19 +93,15 @@ def _run(state: State, arguments: dict[str, Any], batch: Batch) -> Tensor:
         return norm(state, f"{layer}.norm{last}", x + linear(state, f"{layer}.ffn.Linears.1", inner))
 
     source, target = tensor_of(batch.source), tensor_of(batch.target_in)
-    output = post_norm.run_layers(
-        embed(_SOURCE, source),
-        embed(_TARGET, target),
-        (torch.zeros(1, dtype=torch.bool), post_norm.is_future(target)),
-        attention=attention,
-        feedforward=feedforward,
-        encoder=[(f"EncLayers.{n}.attn", f"EncLayers.{n}") for n in range(arguments["L"])],
-        decoder=[
-            (f"DecLayers.{n}.mask_attn", f"DecLayers.{n}.attn", f"DecLayers.{n}")
-            for n in range(arguments["L"])
-        ],
+    layers = post_norm.Layers(
+        (arguments["L"], "EncLayers.{n}.attn", "EncLayers.{n}"),
+        (arguments["L"], "DecLayers.{n}.mask_attn", "DecLayers.{n}.attn", "DecLayers.{n}"),
+        attention,
+        feedforward,
     )
-    return output @ state["W"]
+    unblocked = torch.zeros(1, dtype=torch.bool)
+    x, y = embed(_SOURCE, source), embed(_TARGET, target)
+    return layers.run(x, y, unblocked, post_norm.is_future(target)) @ state["W"]
 
 
 STATE_DICT = StateDictFormat(

@@ -1,6 +1,7 @@
 """The network of Vaswani et al. 2017 over a state dict, in PyTorch: what documents 000, 001 and 003 share."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +11,6 @@ from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.convert.network_fields import Field, any_value
 
 State = dict[str, Tensor]
-Attention = Callable[[str, Tensor, Tensor, Tensor], Tensor]
 
 FIELDS = (Field("norm_position", values="post"), *any_value("key_dim", "value_dim"))
 _MASKED_SCORE = -1e9
@@ -45,21 +45,24 @@ def is_future(ids: Tensor) -> Tensor:
     return torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device).triu(1)
 
 
-def run_layers(
-    x: Tensor,
-    y: Tensor,
-    blocked: tuple[Tensor, Tensor],
-    *,
-    attention: Attention,
-    feedforward: Callable[[str, Tensor], Tensor],
-    encoder: Iterable[tuple[str, str]],
-    decoder: Iterable[tuple[str, str, str]],
-) -> Tensor:
-    """Return the decoder's output; the names of sublayers are those of each layer, in order."""
-    source_blocked, target_blocked = blocked
-    for own, inner in encoder:
-        x = feedforward(inner, attention(own, x, x, source_blocked))
-    for own, cross, inner in decoder:
-        y = attention(own, y, y, target_blocked)
-        y = feedforward(inner, attention(cross, y, x, source_blocked))
-    return y
+class Layers(NamedTuple):
+    """The layers of both stacks, and the functions of their sublayers, which take a sublayer's name first.
+
+    encoder, decoder: the number of layers, then the names of their sublayers; {n} is the layer's number.
+    """
+
+    encoder: tuple[Any, ...]
+    decoder: tuple[Any, ...]
+    attention: Callable[[str, Tensor, Tensor, Tensor], Tensor]
+    feedforward: Callable[[str, Tensor], Tensor]
+
+    def run(self, x: Tensor, y: Tensor, source_blocked: Tensor, target_blocked: Tensor) -> Tensor:
+        """Return the decoder's output of embedded sources x and targets y."""
+        count, *names = self.encoder
+        for itself, inner in ([name.format(n=n) for name in names] for n in range(count)):
+            x = self.feedforward(inner, self.attention(itself, x, x, source_blocked))
+        count, *names = self.decoder
+        for itself, cross, inner in ([name.format(n=n) for name in names] for n in range(count)):
+            y = self.attention(itself, y, y, target_blocked)
+            y = self.feedforward(inner, self.attention(cross, y, x, source_blocked))
+        return y

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.convert.formats import Format, Weights
+from flaxformer_mt.convert.formats import Format, Weights, write_json
 from flaxformer_mt.convert.parity_check import make_batch, read_sample
 from flaxformer_mt.convert.toolkits import marian_binary as binary
 from flaxformer_mt.convert.toolkits import marian_npz as marian
@@ -75,7 +75,7 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
         "skip-cost": search["beam-size"] == 1,
         "gemm-precision": "int8shiftAlphaAll" if quantization == "int8" else "int8shiftAll",
     }
-    _write_registry(folder, {pair: entry})
+    write_json({pair: entry}, folder / _REGISTRY)
     _write_shortlist(Shortlist({}, np.arange(weights.vocabs.target.size), weights.vocabs), folder)
     marian.write_own(weights, folder, _NAME)
 
@@ -115,10 +115,6 @@ def _describe(path: Path) -> dict[str, Any]:
     return {"name": path.name, "size": len(content), "expectedSha256Hash": digest}
 
 
-def _write_registry(folder: Path, registry: dict[str, Any]) -> None:
-    (folder / _REGISTRY).write_text(json.dumps(registry, indent=2) + "\n", encoding="utf-8")
-
-
 def _write_shortlist(shortlist: Shortlist, folder: Path) -> None:
     registry = json.loads((folder / _REGISTRY).read_text(encoding="utf-8"))
     ((pair, entry),) = registry.items()
@@ -141,7 +137,7 @@ def _write_shortlist(shortlist: Shortlist, folder: Path) -> None:
     path = folder / f"lex.{pair}.s2t.bin"
     binary.write_shortlist(path, lists)
     entry["lex"] = _describe(path)
-    _write_registry(folder, registry)
+    write_json(registry, folder / _REGISTRY)
 
 
 FORMAT = Format(

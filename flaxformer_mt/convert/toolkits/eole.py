@@ -24,16 +24,7 @@ from flaxformer_mt.convert.formats import (
     refuse_overrides,
 )
 from flaxformer_mt.convert.name_table import Constant, read_names
-from flaxformer_mt.convert.network_fields import (
-    COUNT,
-    EPSILON,
-    FFN_WIDTH,
-    FLAG,
-    TYING,
-    WIDTH,
-    Field,
-    read_network,
-)
+from flaxformer_mt.convert.network_fields import TYING, Field, read_network
 from flaxformer_mt.convert.sentencepiece_file import Specials
 from flaxformer_mt.convert.stored_tensors import attributes_of, open_safetensors
 from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
@@ -53,17 +44,17 @@ _ACTIVATIONS = {
     "gated-gelu-tanh": "geglu_tanh",
 }
 _FIELDS = (
-    Field("num_encoder_layers", "encoder.layers", bounds=COUNT),
-    Field("num_decoder_layers", "decoder.layers", bounds=COUNT),
-    Field("model_dim", "(encoder|decoder).hidden_size", bounds=WIDTH, default=512),
-    Field("num_heads", "(encoder|decoder).heads", bounds=WIDTH, default=8),
-    Field("ffn_dim", "(encoder|decoder).transformer_ff", bounds=FFN_WIDTH, default=2048),
+    Field("num_encoder_layers", "encoder.layers"),
+    Field("num_decoder_layers", "decoder.layers"),
+    Field("model_dim", "(encoder|decoder).hidden_size", default=512),
+    Field("num_heads", "(encoder|decoder).heads", default=8),
+    Field("ffn_dim", "(encoder|decoder).transformer_ff", default=2048),
     Field("activation", "(encoder|decoder).mlp_activation_fn", _ACTIVATIONS, default="relu"),
-    Field("norm_epsilon", "(encoder|decoder).norm_eps", bounds=EPSILON, default=1e-5),
+    Field("norm_epsilon", "(encoder|decoder).norm_eps", default=1e-5),
     *toolkit.OPENNMT_FIELDS,
-    Field("attention_bias", "(encoder|decoder).add_qkvbias", FLAG, default=False),
-    Field("ffn_bias", "(encoder|decoder).add_ffnbias", FLAG, default=False),
-    Field("output_bias", "generator_bias", FLAG, default=True),
+    Field("attention_bias", "(encoder|decoder).add_qkvbias", default=False),
+    Field("ffn_bias", "(encoder|decoder).add_ffnbias", default=False),
+    Field("output_bias", "generator_bias", default=True),
     Field("tying", "share_embeddings & share_decoder_embeddings", TYING, default=False),
 )
 # Options of networks that this package does not have: of both stacks, and of the rest.

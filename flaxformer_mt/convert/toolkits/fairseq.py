@@ -18,18 +18,7 @@ from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.convert.foreign_files import read_text
 from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, refuse_overrides
 from flaxformer_mt.convert.name_table import expand_groups, read_names
-from flaxformer_mt.convert.network_fields import (
-    COUNT,
-    FFN_WIDTH,
-    FLAG,
-    LENGTH,
-    NOT,
-    RATE,
-    WIDTH,
-    Bounds,
-    Field,
-    read_network,
-)
+from flaxformer_mt.convert.network_fields import LENGTH, NOT, RATE, Bounds, Field, read_network
 from flaxformer_mt.convert.sentencepiece_file import Specials
 from flaxformer_mt.convert.stored_tensors import as_arrays, attributes_of, load_checkpoint, take_tensors
 from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
@@ -42,11 +31,11 @@ _PAD = 1
 
 # Options of an old checkpoint may be absent.
 _FIELDS = (
-    Field("num_encoder_layers", "encoder_layers", bounds=COUNT),
-    Field("num_decoder_layers", "decoder_layers", bounds=COUNT),
-    Field("model_dim", "(encoder|decoder)_embed_dim", bounds=WIDTH),
-    Field("ffn_dim", "(encoder|decoder)_ffn_embed_dim", bounds=FFN_WIDTH),
-    Field("num_heads", "(encoder|decoder)_attention_heads", bounds=WIDTH),
+    Field("num_encoder_layers", "encoder_layers"),
+    Field("num_decoder_layers", "decoder_layers"),
+    Field("model_dim", "(encoder|decoder)_embed_dim"),
+    Field("ffn_dim", "(encoder|decoder)_ffn_embed_dim"),
+    Field("num_heads", "(encoder|decoder)_attention_heads"),
     Field(
         "activation",
         "activation_fn",
@@ -60,7 +49,7 @@ _FIELDS = (
         default="relu",
     ),
     Field("norm_position", "(encoder|decoder)_normalize_before", {True: "pre", False: "post"}, default=False),
-    Field("embedding_norm", "layernorm_embedding", FLAG, default=False),
+    Field("embedding_norm", "layernorm_embedding", default=False),
     Field(
         "positions",
         "(encoder|decoder)_learned_pos",
@@ -75,9 +64,9 @@ _FIELDS = (
         {(True, True): "all", (True, False): "all", (False, True): "target_output", (False, False): "none"},
         default=False,
     ),
-    Field("dropout_rate", "dropout", bounds=RATE, default=0.1),
-    Field("attention_dropout_rate", "attention_dropout", bounds=RATE, default=0.0),
-    Field("ffn_dropout_rate", "activation_dropout", bounds=RATE, default=0.0),
+    Field("dropout_rate", "dropout", default=0.1),
+    Field("attention_dropout_rate", "attention_dropout", default=0.0),
+    Field("ffn_dropout_rate", "activation_dropout", default=0.0),
 )
 _NUMBERS: dict[str, Bounds] = {
     **dict.fromkeys(("max_source_positions", "max_target_positions"), LENGTH),
@@ -159,7 +148,7 @@ def _read_network(options: dict[str, Any], state: Mapping[str, torch.Tensor], fi
 # ---- arrays ----
 
 
-# BART has the same names (huggingface/bart_family.py).
+# BART has the same names (huggingface/marian_pegasus.py).
 STACK_NAMES = """
 (encoder|decoder)/layers_{n}/self_attention/(query|key|value|output)    (encoder|decoder).layers.{n}.self_attn.(q|k|v|out)_proj
 (encoder|decoder)/layers_{n}/cross_attention/(query|key|value|output)   (encoder|decoder).layers.{n}.encoder_attn.(q|k|v|out)_proj

@@ -13,16 +13,7 @@ from typing import Any
 from flaxformer_mt.convert.foreign_files import read_text
 from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, refuse_overrides
 from flaxformer_mt.convert.name_table import read_names
-from flaxformer_mt.convert.network_fields import (
-    COUNT,
-    FFN_WIDTH,
-    FLAG,
-    RATE,
-    TYING,
-    WIDTH,
-    Field,
-    read_network,
-)
+from flaxformer_mt.convert.network_fields import TYING, Field, read_network
 from flaxformer_mt.convert.sentencepiece_file import Specials
 from flaxformer_mt.convert.stored_tensors import as_arrays, attributes_of, load_checkpoint, take_tensors
 from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
@@ -33,11 +24,11 @@ _FILES = ("best.ckpt", "latest.ckpt", "*.ckpt")
 _SIDES = {"src": "encoder", "trg": "decoder"}
 
 _FIELDS = (
-    Field("num_encoder_layers", "encoder.num_layers", bounds=COUNT),
-    Field("num_decoder_layers", "decoder.num_layers", bounds=COUNT),
-    Field("num_heads", "(encoder|decoder).num_heads", bounds=WIDTH),
-    Field("model_dim", "(encoder|decoder).(hidden_size|embeddings.embedding_dim)", bounds=WIDTH),
-    Field("ffn_dim", "(encoder|decoder).ff_size", bounds=FFN_WIDTH),
+    Field("num_encoder_layers", "encoder.num_layers"),
+    Field("num_decoder_layers", "decoder.num_layers"),
+    Field("num_heads", "(encoder|decoder).num_heads"),
+    Field("model_dim", "(encoder|decoder).(hidden_size|embeddings.embedding_dim)"),
+    Field("ffn_dim", "(encoder|decoder).ff_size"),
     Field("norm_position", "(encoder|decoder).layer_norm", {"pre": "pre", "post": "post"}),
     Field("norm_epsilon", values=1e-6),
     Field("max_positions", values=toolkit.POSITIONS),
@@ -47,9 +38,9 @@ _FIELDS = (
         {"relu": "relu", "gelu": "gelu", "swish": "silu"},
         default="relu",
     ),
-    Field("embedding_scale", "(encoder|decoder).embeddings.scale", FLAG, default=False),
-    Field("dropout_rate", "(encoder|decoder).dropout", bounds=RATE, default=0.0),
-    Field("embedding_dropout_rate", "encoder.embeddings.dropout", bounds=RATE),
+    Field("embedding_scale", "(encoder|decoder).embeddings.scale", default=False),
+    Field("dropout_rate", "(encoder|decoder).dropout", default=0.0),
+    Field("embedding_dropout_rate", "encoder.embeddings.dropout"),
     Field("tying", "tied_embeddings & tied_softmax", TYING, default=False),
 )
 _OTHERS = {
@@ -129,13 +120,10 @@ def _warn_of_text(data: Mapping[str, Any], folder: Path) -> None:
 
 
 _NAMES = """
-source_embedding                                            src_embed.lut
-target_embedding                                            trg_embed.lut
+(source|target)_embedding                                   (src|trg)_embed.lut
 output                                                      decoder.output_layer
-encoder/layers_{n}/self_attention/(query|key|value|output)  encoder.layers.{n}.src_src_att.(q|k|v|output)_layer
-decoder/layers_{n}/self_attention/(query|key|value|output)  decoder.layers.{n}.trg_trg_att.(q|k|v|output)_layer
-encoder/layers_{n}/self_attention_residual/norm             encoder.layers.{n}.layer_norm
-decoder/layers_{n}/self_attention_residual/norm             decoder.layers.{n}.x_layer_norm
+(encoder|decoder)/layers_{n}/self_attention/(query|key|value|output)  (encoder.layers.{n}.src_src|decoder.layers.{n}.trg_trg)_att.(q|k|v|output)_layer
+(encoder|decoder)/layers_{n}/self_attention_residual/norm   (encoder.layers.{n}.|decoder.layers.{n}.x_)layer_norm
 decoder/layers_{n}/cross_attention/(query|key|value|output) decoder.layers.{n}.src_trg_att.(q|k|v|output)_layer
 decoder/layers_{n}/cross_attention_residual/norm            decoder.layers.{n}.dec_layer_norm
 (encoder|decoder)/layers_{n}/feedforward/(input|output)     (encoder|decoder).layers.{n}.feed_forward.pwff_layer.(0|3)

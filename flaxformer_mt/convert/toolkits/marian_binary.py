@@ -11,7 +11,6 @@ A matrix in 8 bits is stored transposed, unless it is a table of embeddings, and
 which it was multiplied. An array NAME_QuantMultA has the same number for the inputs of the product.
 """
 
-import functools
 import math
 import struct
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flaxformer_mt.convert.foreign_files import StoredArray, read_bytes
+from flaxformer_mt.convert.foreign_files import read_bytes
 from flaxformer_mt.convert.toolkits.marian_network import Inputs
 from flaxformer_mt.errors import UserError
 
@@ -64,9 +63,9 @@ def find_scale(largest: float) -> np.float32:
     return np.float32(_LARGEST / largest if largest else 1.0)
 
 
-def rounding(arrays: Mapping[str, StoredArray]) -> Inputs:
+def rounding(arrays: Mapping[str, np.ndarray]) -> Inputs:
     """Return what rounds the inputs of products as the engine does, by stored scales or by their largest."""
-    scales = {name.removesuffix(ALPHA): np.asarray(array) for name, array in arrays.items() if ALPHA in name}
+    scales = {name.removesuffix(ALPHA): array for name, array in arrays.items() if ALPHA in name}
 
     def round_inputs(name: str, x: np.ndarray) -> np.ndarray:
         scale = scales[name] if name in scales else find_scale(float(np.abs(x).max()))
@@ -96,7 +95,7 @@ class _Content:
         return struct.unpack(f"<{count}{kind}", self.take(count * size))
 
 
-def open_arrays(path: Path) -> dict[str, StoredArray]:
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of a file, those in 8 bits as float32."""
     content = _Content(path)
     version, count = content.numbers(2)
@@ -117,8 +116,7 @@ def open_arrays(path: Path) -> dict[str, StoredArray]:
             )
         if min(shape, default=1) < 0 or count * widths[kind] + 4 * (kind == _INTGEMM8) > size:
             raise UserError(f"{path}: {name} claims the shape {list(shape)}, but has {size} bytes")
-        read = functools.partial(_read, data, name, kind, shape)
-        arrays[name] = StoredArray(read, shape)
+        arrays[name] = _read(data, name, kind, shape)
     return arrays
 
 

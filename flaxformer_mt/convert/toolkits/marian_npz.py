@@ -9,11 +9,8 @@ that is imported, it is that of <pad>, which Marian does not have, and which get
 both vocabularies. Needs numpy alone; nothing of a file is unpickled.
 """
 
-import contextlib
-import functools
 import math
 import re
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +21,9 @@ import yaml
 
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig
 from flaxformer_mt.convert import formats
-from flaxformer_mt.convert.foreign_files import StoredArray, check_network, check_unpacked_size, read_bytes
+from flaxformer_mt.convert.foreign_files import check_network, check_unpacked_size, read_bytes
 from flaxformer_mt.convert.formats import Format, ImportOverrides, Outputs, Weights, refuse_overrides
-from flaxformer_mt.convert.huggingface.generation_options import TYPICAL_LENGTH
+from flaxformer_mt.convert.huggingface.generation_options import length_power
 from flaxformer_mt.convert.name_table import (
     FLAT_ROWS,
     LINEAR,
@@ -38,11 +35,7 @@ from flaxformer_mt.convert.name_table import (
     read_names,
 )
 from flaxformer_mt.convert.network_fields import (
-    COUNT,
-    FFN_WIDTH,
-    RATE,
     TYING,
-    WIDTH,
     Field,
     any_value,
     find_problems,
@@ -71,17 +64,17 @@ _FILES = (_MODEL, "*.npz")
 _EMBEDDINGS = ("Wemb", "encoder_Wemb", "decoder_Wemb")
 
 _FIELDS = (
-    Field("num_encoder_layers", "enc-depth", bounds=COUNT),
-    Field("num_decoder_layers", "dec-depth", bounds=COUNT),
+    Field("num_encoder_layers", "enc-depth"),
+    Field("num_decoder_layers", "dec-depth"),
     Field(
         "decoder_self_attention",
         "transformer-decoder-autoreg",
         {"self-attention": "attention", "rnn": "ssru"},
         default="self-attention",
     ),
-    Field("model_dim", "dim-emb", bounds=WIDTH),
-    Field("num_heads", "transformer-heads", bounds=WIDTH),
-    Field("ffn_dim", "transformer-dim-ffn", bounds=FFN_WIDTH),
+    Field("model_dim", "dim-emb"),
+    Field("num_heads", "transformer-heads"),
+    Field("ffn_dim", "transformer-dim-ffn"),
     Field("activation", "transformer-ffn-activation", {"relu": "relu", "swish": "silu"}, default="swish"),
     Field(
         "norm_position",
@@ -108,9 +101,9 @@ _FIELDS = (
         },
         default=False,
     ),
-    Field("dropout_rate", "transformer-dropout", bounds=RATE, default=0.0),
-    Field("attention_dropout_rate", "transformer-dropout-attention", bounds=RATE, default=0.0),
-    Field("ffn_dropout_rate", "transformer-dropout-ffn", bounds=RATE, default=0.0),
+    Field("dropout_rate", "transformer-dropout", default=0.0),
+    Field("attention_dropout_rate", "transformer-dropout-attention", default=0.0),
+    Field("ffn_dropout_rate", "transformer-dropout-ffn", default=0.0),
 )
 # Fields whose parameters Marian always has; those that a network lacks are 0, or 1 as scales.
 _ALWAYS = ("norm_affine", "attention_bias", "ffn_bias", "output_bias")
@@ -154,23 +147,23 @@ def read_model(
     refuse_overrides(overrides, folder)
     file = _find_model(path, patterns)
     own = formats.OUR_KEY in formats.read_config_json(folder)
-    with _open_arrays(file) as arrays:
-        network = _read_network(_read_options(arrays, file), file)
-        vocabs = formats.find_vocabs(folder, overrides) if own else _read_vocabs(folder, file)
-        sizes = {"source": vocabs.source.size, "target": vocabs.target.size}
-        tensors = dict(_fit_arrays(arrays, sizes, cut=own))
-        old_output = f"{OUTPUT}_W" in tensors
-        if not own:
-            rules = _make_rules(network, old_output=old_output)
-            codes = re.match(r"model\.([a-z]{2})([a-z]{2})\.", file.name)  # those of Bergamot have them
-            languages = toolkit.languages_of(codes.groups() if codes else (None, None))
-            return toolkit.make_weights(
-                network, vocabs, tensors, rules, path=file, what=what, languages=languages
-            )
-        config = formats.find_config(folder, overrides)
-        check_network(config, folder)
-        table = _make_table(config.model, vocabs, old_output=old_output)
-        return formats.read_weights(table, tensors, config, vocabs, file)
+    arrays = _read_arrays(file)
+    network = _read_network(_read_options(arrays, file), file)
+    vocabs = formats.find_vocabs(folder, overrides) if own else _read_vocabs(folder, file)
+    sizes = {"source": vocabs.source.size, "target": vocabs.target.size}
+    tensors = dict(_fit_arrays(arrays, sizes, cut=own))
+    old_output = f"{OUTPUT}_W" in tensors
+    if not own:
+        rules = _make_rules(network, old_output=old_output)
+        codes = re.match(r"model\.([a-z]{2})([a-z]{2})\.", file.name)  # those of Bergamot have them
+        languages = toolkit.languages_of(codes.groups() if codes else (None, None))
+        return toolkit.make_weights(
+            network, vocabs, tensors, rules, path=file, what=what, languages=languages
+        )
+    config = formats.find_config(folder, overrides)
+    check_network(config, folder)
+    table = _make_table(config.model, vocabs, old_output=old_output)
+    return formats.read_weights(table, tensors, config, vocabs, file)
 
 
 def _make_table(network: ModelConfig, vocabs: Vocabs, *, old_output: bool = False) -> Table:
@@ -200,8 +193,7 @@ def make_files(weights: Weights, *, multiple: int = 1) -> Files:
             model = vocab.model
         model, rows[side] = add_fillers(model, multiple)
         models.append(model)
-    stored = {name: StoredArray(array.view, array.shape) for name, array in tensors.items()}
-    arrays = {name: np.asarray(array) for name, array in _fit_arrays(stored, rows, cut=True)}
+    arrays = dict(_fit_arrays(tensors, rows, cut=True))
     # Two that differ in normalization alone are one: translations are made of pieces.
     same = read_pieces(vocabs.source.model) == read_pieces(vocabs.target.model)
     options = _CONSTANTS | {name: values[0] for name, values in _OTHERS.items()}
@@ -263,10 +255,9 @@ def make_search(weights: Weights) -> dict[str, Any]:
     Its limit of lengths is a multiple of the source's. It is no shorter than ours for sources of four tokens.
     """
     search, vocab = weights.config.search, weights.vocabs.target
-    factor = 1.0 if search.length_penalty_kind == "length" else TYPICAL_LENGTH / (5 + TYPICAL_LENGTH)
     return {
         "beam-size": search.beam_size if search.method == "beam" else 1,
-        "normalize": round(search.length_penalty * factor, 6),
+        "normalize": round(length_power(search), 6),
         "word-penalty": 0,
         "max-length-factor": math.ceil(search.max_length_ratio + search.max_length_offset / 4),
         "allow-unk": vocab.unk_id not in make_symbols(vocab, search).never,
@@ -276,8 +267,7 @@ def make_search(weights: Weights) -> dict[str, Any]:
 def list_lost(search: SearchConfig) -> list[str]:
     others = tuple(name for name in search.suppress if name != _UNK[0])  # the unknown symbol is in the files
     lost = formats.constraining_options(replace(search, suppress=others))
-    lost += [f"search.rerank={search.rerank}"] if search.rerank else []
-    lost += [f"search.mbr={search.mbr}"] if search.mbr else []
+    lost += formats.changed_options(search, ("rerank", "mbr"))
     return lost + ["search.method=sample"] * (search.method == "sample")
 
 
@@ -285,9 +275,8 @@ def open_model(
     path: Path, overrides: ImportOverrides | None = None, *, patterns: Sequence[str] = _FILES
 ) -> Outputs:
     file = _find_model(path, patterns)
-    with _open_arrays(file) as stored:
-        network = _read_network(_read_options(stored, file), file)
-        arrays = {name: StoredArray(np.asarray(array).copy, array.shape) for name, array in stored.items()}
+    arrays = _read_arrays(file)
+    network = _read_network(_read_options(arrays, file), file)
     # An import has the matrices of a model in 8 bits, in float32; the engine rounds inputs of products too.
     rounds = overrides is None and marian_binary.is_quantized(file)
     inputs = marian_binary.rounding(arrays) if rounds else None
@@ -296,7 +285,7 @@ def open_model(
         source, target = np.asarray(batch.source), np.asarray(batch.target_out)
         # Ids that Marian does not have are those of rows that are appended.
         sizes = {"source": int(source.max(initial=0)) + 1, "target": int(target.max(initial=0)) + 1}
-        padded = {name: np.asarray(array) for name, array in _fit_arrays(arrays, sizes)}
+        padded = dict(_fit_arrays(arrays, sizes))
         mask = np.asarray(batch.source_mask)
         return compute_log_probs(padded, write_options(_FIELDS, network), source, mask, target, inputs)
 
@@ -314,9 +303,9 @@ def _read_options(arrays: Mapping[str, Any], file: Path) -> dict[str, Any]:
     beside = file.with_name(f"{file.name}.yml")
     if OPTIONS in arrays:
         stored = arrays[OPTIONS]
-        if math.prod(stored.shape) > _OPTIONS_BYTES:
+        if stored.size > _OPTIONS_BYTES:
             raise UserError(f"{file}: {OPTIONS} has more than {_OPTIONS_BYTES} bytes; copy the file again")
-        content = np.asarray(stored).astype(np.uint8).tobytes().rstrip(b"\0")
+        content = stored.astype(np.uint8).tobytes().rstrip(b"\0")
         options = toolkit.parse_yaml(content.decode(errors="replace"), f"{file}: {OPTIONS}")
     elif beside.is_file():
         options = toolkit.read_yaml(beside)
@@ -338,47 +327,32 @@ def _read_network(options: Mapping[str, Any], file: Path) -> ModelConfig:
 # ---- arrays ----
 
 
-@contextlib.contextmanager
-def _open_arrays(file: Path) -> Iterator[dict[str, StoredArray]]:
+def _read_arrays(file: Path) -> dict[str, np.ndarray]:
     if file.suffix == ".bin":
-        yield marian_binary.open_arrays(file)
-        return
+        return marian_binary.read_arrays(file)
     if not file.is_file():  # a pipe would be waited for
         raise UserError(f"{file} is no file; copy it again")
     try:
         with np.load(file, allow_pickle=False) as archive:
             check_unpacked_size(file)
-            arrays = {}
-            for entry in archive.zip.infolist():
-                name, shape = entry.filename.removesuffix(".npy"), _read_shape(archive.zip, entry, file)
-                arrays[name] = StoredArray(functools.partial(archive.__getitem__, name), shape)
-            yield arrays
+            arrays = dict(archive)
     except UserError:
         raise
     except Exception as error:  # a damaged file raises zip, zlib and value errors of many types
         reason = describe_error(error)
         raise UserError(f"{file} is not an .npz that can be read: {reason}") from error
-
-
-def _read_shape(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, file: Path) -> tuple[int, ...]:
-    with archive.open(entry) as stream:
-        version = np.lib.format.read_magic(stream)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else None
-        read = read or np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(stream)
-    if dtype.kind != "f" and not entry.filename.startswith(OPTIONS):
-        raise UserError(
-            f"{file}: {entry.filename} has the type {dtype}; quantised models are not read: give the model "
-            "that Marian has trained, in float32"
-        )
-    if math.prod(shape) * dtype.itemsize > entry.file_size:
-        raise UserError(f"{file}: {entry.filename} claims the shape {list(shape)}, but the file is smaller")
-    return shape
+    for name, array in arrays.items():
+        if array.dtype.kind != "f" and name != OPTIONS:
+            raise UserError(
+                f"{file}: {name} has the type {array.dtype}; quantised models are not read: give the model "
+                "that Marian has trained, in float32"
+            )
+    return arrays
 
 
 def _fit_arrays(
-    arrays: Mapping[str, StoredArray], sizes: Mapping[str, int], *, cut: bool = False
-) -> Iterator[tuple[str, StoredArray]]:
+    arrays: Mapping[str, np.ndarray], sizes: Mapping[str, int], *, cut: bool = False
+) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the arrays of a network, with entries for the symbols that Marian does not have.
 
     cut: and without entries that the vocabularies do not have.
@@ -396,19 +370,18 @@ def _fit_arrays(
     if f"{OUTPUT}_b" not in arrays:  # output-omit-bias
         table = next((arrays[name] for name in ("decoder_Wemb", "Wemb") if name in arrays), None)
         rows = table.shape[0] if table is not None and table.shape else target
-        none = StoredArray(lambda: np.zeros((1, rows), np.float32), (1, rows))
+        none = np.zeros((1, rows), np.float32)
         yield f"{OUTPUT}_b", _fit(none, 1, target, value=_NEVER, cut=cut)
 
 
-def _fit(array: StoredArray, axis: int, size: int, *, value: float = 0.0, cut: bool = False) -> StoredArray:
+def _fit(array: np.ndarray, axis: int, size: int, *, value: float = 0.0, cut: bool = False) -> np.ndarray:
     """Return an array with entries of one value at the end of an axis; as it is if it has no room for one."""
-    length = array.shape[axis] if axis < len(array.shape) else size
+    length = array.shape[axis] if axis < array.ndim else size
     if not 0 < size - length <= size and not (cut and size < length):
         return array
     kept = (slice(None),) * axis + (slice(size),)
-    widths = [(0, max(0, size - length) if number == axis else 0) for number in range(len(array.shape))]
-    shape = (*array.shape[:axis], size, *array.shape[axis + 1 :])
-    return StoredArray(lambda: np.pad(np.asarray(array)[kept], widths, constant_values=value), shape)
+    widths = [(0, max(0, size - length) if number == axis else 0) for number in range(array.ndim)]
+    return np.pad(array[kept], widths, constant_values=value)
 
 
 # Matrices from inputs to outputs, and rows.

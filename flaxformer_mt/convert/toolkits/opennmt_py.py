@@ -20,16 +20,7 @@ from torch.nn import functional
 
 from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, refuse_overrides
 from flaxformer_mt.convert.name_table import expand_groups, read_names
-from flaxformer_mt.convert.network_fields import (
-    COUNT,
-    EPSILON,
-    FFN_WIDTH,
-    RATE,
-    TYING,
-    WIDTH,
-    Field,
-    read_network,
-)
+from flaxformer_mt.convert.network_fields import TYING, Field, read_network
 from flaxformer_mt.convert.sentencepiece_file import Specials
 from flaxformer_mt.convert.stored_tensors import (
     Record,
@@ -45,22 +36,22 @@ _NAME = "opennmt-py"
 _UNK, _PAD, _BOS, _EOS = "<unk>", "<blank>", "<s>", "</s>"
 
 _FIELDS = (
-    Field("num_encoder_layers", "enc_layers", bounds=COUNT),
-    Field("num_decoder_layers", "dec_layers", bounds=COUNT),
-    Field("model_dim", "(enc_hid|dec_hid|src_word_vec|tgt_word_vec)_size", bounds=WIDTH),
-    Field("num_heads", "heads", bounds=WIDTH),
-    Field("ffn_dim", "transformer_ff", bounds=FFN_WIDTH),
+    Field("num_encoder_layers", "enc_layers"),
+    Field("num_decoder_layers", "dec_layers"),
+    Field("model_dim", "(enc_hid|dec_hid|src_word_vec|tgt_word_vec)_size"),
+    Field("num_heads", "heads"),
+    Field("ffn_dim", "transformer_ff"),
     Field(
         "activation",
         "pos_ffn_activation_fn",
         {"relu": "relu", "gelu": "gelu", "silu": "swiglu"},
         default="relu",
     ),
-    Field("norm_epsilon", "norm_eps", bounds=EPSILON, default=1e-6),
+    Field("norm_epsilon", "norm_eps", default=1e-6),
     *toolkit.OPENNMT_FIELDS,
     Field("tying", "share_embeddings & share_decoder_embeddings", TYING, default=False),
-    Field("dropout_rate", "dropout", bounds=RATE, default=0.1),
-    Field("attention_dropout_rate", "attention_dropout", bounds=RATE, default=None),
+    Field("dropout_rate", "dropout", default=0.1),
+    Field("attention_dropout_rate", "attention_dropout", default=None),
 )
 # Options of networks that this package does not have.
 _OTHERS: dict[str, tuple[Any, ...]] = {

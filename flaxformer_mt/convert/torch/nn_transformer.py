@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.convert.name_table import Constant, Rule, read_names
+from flaxformer_mt.convert.name_table import read_names
 from flaxformer_mt.convert.network_fields import Field, any_value, write_options
 from flaxformer_mt.convert.torch.state_dicts import StateDictFormat, tensor_of
 from flaxformer_mt.shapes import Batch
@@ -151,10 +151,6 @@ decoder/layers_{n}/(self_attention|cross_attention|feedforward)_residual/norm  t
 """  # noqa: E501
 
 
-def _rules(config: Config) -> list[Rule | Constant]:
-    return [*read_names(_NAMES)]
-
-
 def _arguments(config: Config, vocabs: Vocabs) -> dict[str, Any]:
     sizes = {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
     return sizes | write_options(_FIELDS, config.model)
@@ -168,6 +164,11 @@ def _run(state: dict[str, Tensor], arguments: dict[str, Any], batch: Batch) -> T
 
 
 STATE_DICT = StateDictFormat(
-    "torch-nn", _FIELDS, _rules, _arguments, _run, absent=("attention_bias", "ffn_bias")
+    "torch-nn",
+    _FIELDS,
+    lambda config: read_names(_NAMES),
+    _arguments,
+    _run,
+    absent=("attention_bias", "ffn_bias"),
 )
 FORMAT = STATE_DICT.make_format()

@@ -63,15 +63,16 @@ def _class_arguments(vocabs: Vocabs) -> dict[str, Any]:
 
 
 def _open(path: Path, overrides: ImportOverrides | None = None) -> Outputs:
-    if path.is_dir() and overrides in (None, ImportOverrides()):
-        check_equal(
-            formats.read_config_json(path),
-            _class_arguments(formats.find_vocabs(path, ImportOverrides())),
-            path / formats.CONFIG_NAME,
-        )
+    overrides, folder = overrides or ImportOverrides(), path if path.is_dir() else path.parent
+    config, vocabs = formats.find_config(folder, overrides), formats.find_vocabs(folder, overrides)
+    if path.is_dir() and overrides == ImportOverrides():
+        check_equal(formats.read_config_json(path), _class_arguments(vocabs), path / formats.CONFIG_NAME)
         module = modeling.Transformer.load(path)
     else:
-        module = _load_with_overrides(path, overrides or ImportOverrides())
+        module = modeling.Transformer(to_dict(config)["model"], **_class_arguments(vocabs)).eval()
+        tensors = unwrap(modeling.read_safetensors(folder / TENSORS_NAME if path.is_dir() else path))
+        tensors |= {name: tensors[stored] for name, stored in module.ties.items() if stored in tensors}
+        module.load_state_dict(tensors, strict=True)
 
     def outputs(batch: Batch) -> np.ndarray:
         arrays = [batch.source, batch.target_in, batch.source_mask, batch.target_mask]
@@ -79,16 +80,6 @@ def _open(path: Path, overrides: ImportOverrides | None = None) -> Outputs:
             return module(*(torch.from_numpy(np.array(array)) for array in arrays)).numpy()
 
     return outputs
-
-
-def _load_with_overrides(path: Path, overrides: ImportOverrides) -> modeling.Transformer:
-    folder = path if path.is_dir() else path.parent
-    config, vocabs = formats.find_config(folder, overrides), formats.find_vocabs(folder, overrides)
-    module = modeling.Transformer(to_dict(config)["model"], **_class_arguments(vocabs))
-    tensors = unwrap(modeling.read_safetensors(folder / TENSORS_NAME if path.is_dir() else path))
-    tensors |= {name: tensors[stored] for name, stored in module.ties.items() if stored in tensors}
-    module.load_state_dict(tensors, strict=True)
-    return module.eval()
 
 
 def _read(path: Path, overrides: ImportOverrides) -> Weights:

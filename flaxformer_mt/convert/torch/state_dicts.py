@@ -21,6 +21,7 @@ from flaxformer_mt.vocab import Vocabs
 
 STATE_NAME = "state_dict.pt"
 _NO_OVERRIDES = ImportOverrides()
+Loaded = tuple[Tensors, Config, Vocabs]
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class StateDictFormat:
     file_of: the file that stores the tensor of a name.
     absent: fields whose parameters the class always has; those that a network lacks are 0.
     write_more: writes further files; arguments: weights, tensors and folder.
+    load_other: loads a file of another kind, which says its config; None if the path is not one.
     """
 
     name: str
@@ -45,12 +47,13 @@ class StateDictFormat:
     file_of: Callable[[str], str] = lambda name: STATE_NAME
     absent: tuple[str, ...] = ()
     write_more: Callable[[Weights, Tensors, Path], None] | None = None
+    load_other: Callable[[Path, ImportOverrides], Loaded | None] = lambda path, overrides: None
 
     def problems(self, config: Config) -> list[str]:
         return [*find_problems(self.fields, config), *self.find_more_problems(config)]
 
     def make_format(self) -> Format:
-        return Format(self.name, self.problems, self._write, self.open, self.read)
+        return Format(self.name, self.problems, self._write, self._open, self._read)
 
     def make_table(self, config: Config, vocabs: Vocabs) -> Table:
         rules = self.rules(config)
@@ -67,17 +70,9 @@ class StateDictFormat:
         if self.write_more is not None:
             self.write_more(weights, tensors, folder)
 
-    def open(self, path: Path, overrides: ImportOverrides = _NO_OVERRIDES) -> Outputs:
-        folder = path if path.is_dir() else path.parent
-        config, vocabs = formats.find_config(folder, overrides), formats.find_vocabs(folder, overrides)
+    def _open(self, path: Path, overrides: ImportOverrides = _NO_OVERRIDES) -> Outputs:
+        tensors, config, vocabs = self._load(path, overrides)
         arguments = self.arguments(config, vocabs)
-        if overrides.config is None:
-            check_equal(
-                formats.read_config_json(folder).get("arguments"), arguments, folder / formats.CONFIG_NAME
-            )
-        return self.outputs_of(self._load(path, config, vocabs), arguments)
-
-    def outputs_of(self, tensors: Tensors, arguments: dict[str, Any]) -> Outputs:
         state = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
 
         def outputs(batch: Batch) -> np.ndarray:
@@ -86,26 +81,29 @@ class StateDictFormat:
 
         return outputs
 
-    def read(self, path: Path, overrides: ImportOverrides) -> Weights:
-        folder = path if path.is_dir() else path.parent
-        config, vocabs = formats.find_config(folder, overrides), formats.find_vocabs(folder, overrides)
-        check_network(config, folder)
-        self.check_config(config)
-        return self.weights_of(self._load(path, config, vocabs), config, vocabs, origin=path)
+    def _read(self, path: Path, overrides: ImportOverrides) -> Weights:
+        tensors, config, vocabs = self._load(path, overrides)
+        return formats.read_weights(self.make_table(config, vocabs), tensors, config, vocabs, path)
 
-    def check_config(self, config: Config) -> None:
+    def _load(self, path: Path, overrides: ImportOverrides) -> Loaded:
+        folder = path if path.is_dir() else path.parent
+        loaded = self.load_other(path, overrides)
+        if loaded is None:
+            config, vocabs = formats.find_config(folder, overrides), formats.find_vocabs(folder, overrides)
+        else:
+            _, config, vocabs = loaded
+        check_network(config, folder)
         if problems := self.problems(config):
             raise UserError("\n".join(f"{self.name} cannot express this config: {line}" for line in problems))
-
-    def weights_of(self, tensors: Tensors, config: Config, vocabs: Vocabs, *, origin: Path) -> Weights:
-        table = self.make_table(config, vocabs)
-        return formats.read_weights(table, tensors, config, vocabs, origin)
-
-    def _load(self, path: Path, config: Config, vocabs: Vocabs) -> Tensors:
+        if loaded is not None:
+            return loaded
+        if overrides.config is None:
+            stored, expected = formats.read_config_json(folder), self.arguments(config, vocabs)
+            check_equal(stored.get("arguments"), expected, folder / formats.CONFIG_NAME)
         tensors: Tensors = {}
         for file in {self.file_of(name): None for name in self.make_table(config, vocabs).names}:
             tensors |= load_tensors(self._path_of(file, path))
-        return tensors
+        return tensors, config, vocabs
 
     def _path_of(self, file: str, path: Path) -> Path:
         """Return a file of the format, in the folder or beside the state dict that the user gives as path."""

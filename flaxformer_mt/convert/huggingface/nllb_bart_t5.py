@@ -16,19 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from flaxformer_mt.config import Config
+from flaxformer_mt.config import Config, VocabConfig
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import check_network
 from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights
-from flaxformer_mt.convert.huggingface import bart_family
+from flaxformer_mt.convert.huggingface import marian_pegasus
 from flaxformer_mt.convert.huggingface.generation_options import read_search
-from flaxformer_mt.convert.huggingface.pretrained import (
+from flaxformer_mt.convert.huggingface.model_config import make_data_config
+from flaxformer_mt.convert.huggingface.pretrained_config import (
     BART_FIELDS,
     T5_FIELDS,
     Family,
     make_model_config,
-    make_pretrained_config,
     read_family,
     read_vocab,
     write_vocab,
@@ -71,7 +71,7 @@ def _make_t5_table(config: Config, vocabs: Vocabs) -> Table:
 
 _NAME = "hf"
 # The formats of models with a vocabulary of this package, by the model_type of their classes.
-_WITH_OUR_VOCABULARY = {"marian": bart_family.MARIAN, "pegasus": bart_family.PEGASUS}
+_WITH_OUR_VOCABULARY = {"marian": marian_pegasus.MARIAN, "pegasus": marian_pegasus.PEGASUS}
 
 
 def _problems(config: Config) -> list[str]:
@@ -100,7 +100,7 @@ def _make_table(config: Config, vocabs: Vocabs) -> Table:
     if _is_t5(config):
         return _make_t5_table(config, vocabs)
     positions = (config.model.longest_input or 0) + config.model.first_position
-    return bart_family.make_bart_table(config, vocabs, what=_NAME, positions=positions)
+    return marian_pegasus.make_bart_table(config, vocabs, what=_NAME, positions=positions)
 
 
 def _write(weights: Weights, folder: Path, quantization: str) -> None:
@@ -138,14 +138,19 @@ def _read(path: Path, overrides: ImportOverrides) -> Weights:
         return our_format.read(path, overrides)
     formats.refuse_overrides(overrides, folder)
     family = read_family(folder, stored)
-    stored_tensors = (open_tensors if family.is_t5 else bart_family.open_bart_tensors)(folder)
+    stored_tensors = (open_tensors if family.is_t5 else marian_pegasus.open_bart_tensors)(folder)
     tensors = {name: tensor for name, tensor in stored_tensors.items() if not name.endswith(UNUSED)}
     vocab, data = read_vocab(folder, family)
     vocabs = Vocabs(vocab, vocab, joint=True)
-    tied, bias = _is_tied(family, tensors), bart_family.has_output_bias(tensors)
+    tied, bias = _is_tied(family, tensors), marian_pegasus.has_output_bias(tensors)
     model = make_model_config(family, tied=tied, output_bias=bias)
-    search = read_search(folder, family.fields, vocab)
-    config = make_pretrained_config(family, model, vocab, search, data)
+    ids = {name: getattr(vocab, name) for name in ("pad_id", "bos_id", "eos_id", "unk_id")}
+    config = Config(
+        data=make_data_config(model.longest_input, **data),
+        vocab=VocabConfig(kind="pretrained", size=vocab.size, **ids),
+        model=model,
+        search=read_search(folder, family.fields, vocab),
+    )
     try:
         check_network(config, folder)
     except UserError as error:
@@ -164,4 +169,4 @@ def _is_tied(family: Family, tensors: Mapping[str, Any]) -> bool:
     return output.shape == embedding.shape and np.array_equal(np.asarray(output), np.asarray(embedding))
 
 
-FORMAT = Format(_NAME, _problems, _write, bart_family.open_model, _read, more_problems=_find_more_problems)
+FORMAT = Format(_NAME, _problems, _write, marian_pegasus.open_model, _read, more_problems=_find_more_problems)

@@ -1,29 +1,21 @@
 """From config.json and tokenizer of a pretrained model to a config: BART, mBART, M2M100 (NLLB), T5, mT5."""
 
+import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from flaxformer_mt.config import Config, ModelConfig, SearchConfig, VocabConfig
+from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.config.tag_styles import BOTH_SIDES, TagStyle, find_language, looks_like_tag
 from flaxformer_mt.convert.foreign_files import check_fields, read_bytes
 from flaxformer_mt.convert.formats import CONFIG_NAME
 from flaxformer_mt.convert.huggingface import model_config
 from flaxformer_mt.convert.huggingface.tokenizer_files import SETTINGS, read_tokenizer_config
-from flaxformer_mt.convert.network_fields import (
-    COUNT,
-    EPSILON,
-    FFN_WIDTH,
-    RATE,
-    WIDTH,
-    Field,
-    any_value,
-    read_network,
-)
+from flaxformer_mt.convert.network_fields import Field, any_value, read_network
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.vocab import PretrainedMetadata, PretrainedVocab, Vocab
+from flaxformer_mt.vocab import PretrainedMetadata, PretrainedVocab
 from flaxformer_mt.vocab.pretrained_tokenizers import (
     SENTENCEPIECE_NAMES,
     TOKENIZER_JSON,
@@ -48,13 +40,13 @@ _T5_TYPES = ("t5", "mt5")
 _TYING = Field("tying", values=("all", "embeddings"))
 T5_FIELDS = (
     _TYING,
-    Field("model_dim", "d_model", bounds=WIDTH, default=512),
-    Field("num_encoder_layers", "num_layers", bounds=COUNT, default=6),
-    Field("num_decoder_layers", "num_decoder_layers", bounds=COUNT),
-    Field("num_heads", "num_heads", bounds=WIDTH, default=8),
-    Field("key_dim", "d_kv", bounds=WIDTH, default=64),
-    Field("value_dim", "d_kv", bounds=WIDTH, default=64),
-    Field("ffn_dim", "d_ff", bounds=FFN_WIDTH, default=2048),
+    Field("model_dim", "d_model", default=512),
+    Field("num_encoder_layers", "num_layers", default=6),
+    Field("num_decoder_layers", "num_decoder_layers"),
+    Field("num_heads", "num_heads", default=8),
+    Field("key_dim", "d_kv", default=64),
+    Field("value_dim", "d_kv", default=64),
+    Field("ffn_dim", "d_ff", default=2048),
     Field(
         "activation",
         "feed_forward_proj",
@@ -70,16 +62,16 @@ T5_FIELDS = (
         default="relu",
     ),
     Field("norm", values="rms"),
-    Field("norm_epsilon", "layer_norm_epsilon", bounds=EPSILON, default=1e-6),
+    Field("norm_epsilon", "layer_norm_epsilon", default=1e-6),
     Field("positions", values="relative"),
-    Field("relative_buckets", "relative_attention_num_buckets", bounds=(int, 4, 1 << 16), default=32),
-    Field("relative_distance", "relative_attention_max_distance", bounds=(int, 2, 1_000_000), default=128),
+    Field("relative_buckets", "relative_attention_num_buckets", default=32),
+    Field("relative_distance", "relative_attention_max_distance", default=128),
     Field("embedding_scale", values=False),
     Field("attention_scale", values=False),
     Field("attention_bias", values=False),
     Field("ffn_bias", values=False),
     Field("padding_mask", values=("source", "both")),
-    Field("dropout_rate", "dropout_rate", bounds=RATE, default=0.1),
+    Field("dropout_rate", "dropout_rate", default=0.1),
     *any_value("logit_scale"),
 )
 # For what a file holds, `make_model_config` chooses one of several values.
@@ -127,25 +119,15 @@ def read_family(folder: Path, stored: Mapping[str, Any]) -> Family:
         fields.setdefault("num_decoder_layers", fields.get("num_layers", 6))
     check_fields(fields, model_config.ID_BOUNDS, path)
     network = read_network(T5_FIELDS if model_type in _T5_TYPES else BART_FIELDS, fields, path)
-    problems = _find_problems(fields)
-    problems += model_config.find_oversize(folder, fields["vocab_size"], network.model_dim)
+    problems = model_config.find_problems(fields, fields["vocab_size"], folder, network.model_dim)
+    problems += [
+        f"{name} is {str(fields[name])[:40]}; only encoder-decoder models are read"
+        for name, value in (("is_encoder_decoder", True), ("is_decoder", False))
+        if fields.get(name, value) is not value
+    ]
     if problems:
         raise UserError("\n".join(f"{path}: {problem}" for problem in problems))
     return Family(model_type, fields, network)
-
-
-def _find_problems(fields: Mapping[str, Any]) -> list[str]:
-    problems = model_config.find_quantization(fields)
-    for name, value in (("is_encoder_decoder", True), ("is_decoder", False)):
-        if fields.get(name, value) is not value:
-            problems.append(f"{name} is {str(fields[name])[:40]}; only encoder-decoder models are read")
-    for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
-        if type(fields[name]) is not int or not 0 <= fields[name] < fields["vocab_size"]:
-            problems.append(
-                f"{name} is {str(fields[name])[:40]}; it must be an id below vocab_size "
-                f"{fields['vocab_size']}"
-            )
-    return problems
 
 
 def make_model_config(family: Family, *, tied: bool, output_bias: bool) -> ModelConfig:
@@ -168,24 +150,6 @@ def _scales_output(family: Family) -> bool:
         return False
     tied = family.fields.get("tie_word_embeddings", True) is not False
     return bool(family.fields.get("scale_decoder_outputs", tied))
-
-
-def make_pretrained_config(
-    family: Family, model: ModelConfig, vocab: Vocab, search: SearchConfig, data: Mapping[str, Any]
-) -> Config:
-    return Config(
-        data=model_config.make_data_config(model.longest_input, **data),
-        vocab=VocabConfig(
-            kind="pretrained",
-            size=vocab.size,
-            pad_id=vocab.pad_id,
-            bos_id=vocab.bos_id,
-            eos_id=vocab.eos_id,
-            unk_id=vocab.unk_id,
-        ),
-        model=model,
-        search=search,
-    )
 
 
 def read_vocab(folder: Path, family: Family) -> tuple[PretrainedVocab, dict[str, Any]]:
@@ -225,7 +189,7 @@ def read_vocab(folder: Path, family: Family) -> tuple[PretrainedVocab, dict[str,
             f"{folder / 'config.json'} says eos_token_id {vocab.eos_id}, but the vocabulary has </s> at "
             f"{ids['</s>']}; the files belong to different models"
         )
-    return vocab, _make_data_fields(family, style, settings)
+    return vocab, _make_data_fields(style, settings)
 
 
 def _choose_kind(family: Family, files: Mapping[str, bytes], tokenizer: str, folder: Path) -> Kind:
@@ -274,23 +238,18 @@ def _find_pieces(pieces: list[str], style: TagStyle) -> dict[str, int]:
 
 
 def _list_codes(style: str, settings: Mapping[str, Any]) -> list[str]:
-    if style == "m2m_100":
-        from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES as codes
-
-        name = settings.get("language_codes", "m2m100")
-        if not isinstance(name, str) or name not in codes:
-            raise UserError(f"{SETTINGS}: language_codes is {str(name)[:40]}; known: {', '.join(codes)}")
-        return [f"__{code}__" for code in codes[name]]
-    if style == "nllb":
-        from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as nllb_codes
-
-        return list(nllb_codes)
-    from transformers.models.mbart50.tokenization_mbart50 import FAIRSEQ_LANGUAGE_CODES as mbart_codes
-
-    return list(mbart_codes)
+    family = {"mbart_50": "mbart50"}.get(style, style)
+    module = importlib.import_module(f"transformers.models.{family}.tokenization_{family}")
+    codes = module.FAIRSEQ_LANGUAGE_CODES
+    if style != "m2m_100":
+        return list(codes)
+    name = settings.get("language_codes", "m2m100")
+    if not isinstance(name, str) or name not in codes:
+        raise UserError(f"{SETTINGS}: language_codes is {str(name)[:40]}; known: {', '.join(codes)}")
+    return [f"__{code}__" for code in codes[name]]
 
 
-def _make_data_fields(family: Family, style: TagStyle, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _make_data_fields(style: TagStyle, settings: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {"tag_style": style}
     for name, ours in (("src_lang", "source_language"), ("tgt_lang", "target_language")):
         code = settings.get(name)
