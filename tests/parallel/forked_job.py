@@ -6,7 +6,6 @@ A request names a task of this file and its arguments; the answer is the status 
 standard error. A new Python would take seconds to start.
 """
 
-import contextlib
 import errno
 import json
 import os
@@ -19,7 +18,7 @@ import tempfile
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -286,15 +285,6 @@ class Jobs:
 
     def close(self) -> None:
         self._server.communicate()
-
-
-@contextlib.contextmanager
-def open_jobs() -> Iterator[Jobs]:
-    jobs = Jobs()
-    try:
-        yield jobs
-    finally:
-        jobs.close()
 
 
 # ---- the server ----
