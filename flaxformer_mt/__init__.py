@@ -2,7 +2,7 @@
 
 The public API; every name is loaded when it is first used, so that importing the package loads no JAX:
 
-    from flaxformer_mt import TranslationOptions as TranslationOptions, Translator as Translator
+    from flaxformer_mt import TranslationOptions, Translator
 
     translator = Translator.load("runs/toy_de_en")
     translator.translate(["Der Mann liest ein Buch."])[0].text
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from flaxformer_mt.evaluation.evaluate import EvaluationOptions, evaluate_run
     from flaxformer_mt.scoring.metrics import define_scorer
     from flaxformer_mt.scoring.significance import ResamplingOptions
+    from flaxformer_mt.training.initial_model import start_run
     from flaxformer_mt.training.loop import fit
     from flaxformer_mt.translation.glossary import Glossary
     from flaxformer_mt.translation.requests import Request
@@ -29,6 +30,31 @@ if TYPE_CHECKING:
     from flaxformer_mt.translation.translator import Translator
 
 __version__ = "0.3.0"
+
+__all__ = [
+    "Annotations",
+    "Config",
+    "EvaluationOptions",
+    "FlaxformerWarning",
+    "Glossary",
+    "LoadOptions",
+    "Request",
+    "ResamplingOptions",
+    "Scorer",
+    "TrainingInterrupted",
+    "TranslationOptions",
+    "Translator",
+    "UserError",
+    "__version__",
+    "define_scorer",
+    "evaluate_run",
+    "export_run",
+    "fit",
+    "generate_text",
+    "import_run",
+    "load_config",
+    "start_run",
+]
 
 # Public name -> the module that defines it.
 _HOMES = {
@@ -52,8 +78,8 @@ _HOMES = {
     "generate_text": "translation.scorer",
     "import_run": "convert.import_run",
     "load_config": "config.files",
+    "start_run": "training.initial_model",
 }
-__all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,16 +3,16 @@
 import gc
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 # A text is made longer until its function takes this many seconds, or has this many characters.
 _SECONDS, _CHARACTERS = 0.002, 20_000
+# Of the texts that are timed, in multiples of the smallest that takes a while.
+_SIZES = (1, 4, 8)
 
 
-def growth(
-    function: Callable[[Any], object], make_text: Callable[[int], Any], sizes: Sequence[int] = (1, 2, 4, 8)
-) -> float:
+def growth(function: Callable[[Any], object], make_text: Callable[[int], Any]) -> float:
     """Return the power of the size of a text that the processor time of a function grows with.
 
     1 is linear, 2 quadratic; hold it against 1.6, because times are never exact. What takes no time up to
@@ -20,18 +20,16 @@ def growth(
 
     Args:
       make_text: returns a text of so many units (or whatever the function reads).
-      sizes: of the texts that are timed, in multiples of the smallest that takes a while.
     """
     unit = 16
     while _measure(function, make_text(unit), tries=1) < _SECONDS:
-        if len(make_text(unit * sizes[-1])) > 8 * _CHARACTERS:
+        if len(make_text(unit * _SIZES[-1])) > 8 * _CHARACTERS:
             return 1.0
         unit *= 2
-    times = [_measure(function, make_text(unit * size)) for size in sizes]
+    times = [_measure(function, make_text(unit * size)) for size in _SIZES]
     # The steepest line from the first time: a function that becomes slow only later shows in the last one.
     return max(
-        math.log(after / times[0]) / math.log(size / sizes[0])
-        for after, size in zip(times[2:], sizes[2:], strict=True)
+        math.log(after / times[0]) / math.log(size) for after, size in zip(times[1:], _SIZES[1:], strict=True)
     )
 
 

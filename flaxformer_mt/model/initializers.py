@@ -94,7 +94,14 @@ def uniform(bound: float) -> Initializer:
     return init
 
 
-@functools.cache  # arrays of one initializer and shape are drawn by one program
+# Arrays of one initializer and shape are drawn by one program, so initializers are made once.
+_xavier_uniform = functools.cache(nn.initializers.xavier_uniform)
+_xavier_normal = functools.cache(nn.initializers.xavier_normal)
+_lecun_normal = functools.cache(nn.initializers.lecun_normal)
+_normal = functools.cache(nn.initializers.normal)
+_variance_scaling = functools.cache(nn.initializers.variance_scaling)
+
+
 def make_initializers(config: ModelConfig) -> Initializers:
     """Make the initializers of the scheme that `model.initializer` names.
 
@@ -108,22 +115,22 @@ def make_initializers(config: ModelConfig) -> Initializers:
         return _torch(config)
     if scheme == "kokoyi":
         return _kokoyi(config)
-    xavier = nn.initializers.xavier_uniform()
+    xavier = _xavier_uniform()
     if scheme == "aiayn":  # Xavier for embeddings too; biases as in PyTorch
-        small = nn.initializers.normal(0.02)
+        small = _normal(0.02)
         return Initializers(xavier, xavier, xavier, xavier, small, xavier, torch_biases=True)
     matrix = {
         "xavier_uniform": xavier,
-        "xavier_normal": nn.initializers.xavier_normal(),
-        "lecun_normal": nn.initializers.lecun_normal(),
-        "normal": nn.initializers.normal(0.02),
+        "xavier_normal": _xavier_normal(),
+        "lecun_normal": _lecun_normal(),
+        "normal": _normal(0.02),
     }[scheme]
     return Initializers(
         attention_input=matrix,
         attention_output=matrix,
         feedforward=matrix,
-        embedding=nn.initializers.normal(config.model_dim**-0.5),
-        positions=nn.initializers.normal(0.02),
+        embedding=_normal(config.model_dim**-0.5),
+        positions=_normal(0.02),
         output=matrix,
         torch_biases=False,
     )
@@ -136,7 +143,7 @@ def _linear(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Arr
 
 def _torch(config: ModelConfig) -> Initializers:
     # An embedding with a bias is nn.Linear on one-hot vectors; an embedding without a bias is nn.Embedding.
-    table = _linear if config.embedding_bias else nn.initializers.normal(1.0)
+    table = _linear if config.embedding_bias else _normal(1.0)
     return Initializers(_linear, _linear, _linear, table, table, _linear, torch_biases=True)
 
 
@@ -145,13 +152,13 @@ def _kokoyi(config: ModelConfig) -> Initializers:
     width, heads = config.model_dim, config.num_heads
     size = config.key_dim or width // heads
     gain = math.sqrt(width + size) / math.sqrt(width + heads * size)
-    xavier_relu = nn.initializers.variance_scaling(_GAIN_RELU**2, "fan_avg", "uniform")
+    xavier_relu = _variance_scaling(_GAIN_RELU**2, "fan_avg", "uniform")
     return Initializers(
         attention_input=uniform(gain * math.sqrt(6 / (width * size + heads * size))),
         attention_output=uniform(gain * math.sqrt(6 / (width + heads * size))),
         feedforward=_linear,
         embedding=xavier_relu,
-        positions=nn.initializers.normal(0.02),
+        positions=_normal(0.02),
         output=xavier_relu,
         torch_biases=True,
     )

@@ -57,10 +57,8 @@ def init_params(
     Args:
       sharding_of: the sharding of a parameter by its path and shape, or None: that of the key.
     """
-    stacked = model.clone(config=dataclasses.replace(model.config, scan_layers=True, remat="none"))
-    tokens, mask = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool)
-    init = functools.partial(stacked.init, deterministic=True)
-    declared = jax.eval_shape(init, key, Batch(tokens, tokens, tokens, mask, mask))["params"]
+    stacked = dataclasses.replace(model.config, scan_layers=True, remat="none")
+    declared = _declare_params(model.clone(config=stacked, kernels=Kernels()))
     parameters: dict[str, tuple[Declared, tuple[int, ...], list[str]]] = {}  # shape, and paths of the keys
     for entries, leaf in jax.tree.leaves_with_path(declared, is_leaf=lambda node: isinstance(node, Declared)):
         path, shape = jax.tree_util.keystr(entries, simple=True, separator="/"), leaf.value.shape
@@ -85,6 +83,14 @@ def init_params(
             for path, (leaf, shape, names) in parameters.items()
         }
     )
+
+
+@functools.lru_cache(maxsize=64)  # tracing a network takes longer than all else here
+def _declare_params(model: Model) -> dict:
+    """The initializer and the shape of each parameter."""
+    tokens, mask = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool)
+    init = functools.partial(model.init, deterministic=True)
+    return jax.eval_shape(init, jax.random.key(0), Batch(tokens, tokens, tokens, mask, mask))["params"]
 
 
 @jax.jit

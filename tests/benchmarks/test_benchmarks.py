@@ -14,6 +14,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from tiny_experiment import mark_slow
 
 from flaxformer_mt.commands.target_devices import parse_target
 from flaxformer_mt.config.checks import validate
@@ -22,6 +23,7 @@ from flaxformer_mt.config.files import list_recipes, load_config
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
+@pytest.mark.slow  # as the next two tests: .ci/docs runs the commands of the page
 def test_the_command_prints_rates_and_their_ratio(load_benchmark, tmp_path, monkeypatch, capsys):
     data = load_benchmark("data")
     ticks = itertools.count()
@@ -56,6 +58,7 @@ def test_rows_have_unique_names_and_valid_configs(scaling, tiny):
     assert layouts == {"pmap", "mesh data", "mesh fsdp", "mesh tensor"}
 
 
+@pytest.mark.slow
 def test_a_row_measures_the_update_of_the_model_that_it_names(scaling, monkeypatch):
     ticks = itertools.count()
     monkeypatch.setattr(scaling, "time", types.SimpleNamespace(perf_counter=lambda: next(ticks)))
@@ -89,7 +92,10 @@ def test_unknown_and_repeated_systems_are_refused(systems, capsys):
         assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["train.py", "exports.py --source=A --target=B C"])
+@pytest.mark.parametrize(
+    "command",
+    mark_slow(["train.py", "exports.py --source=A --target=B C"], "exports.py --source=A --target=B C"),
+)
 def test_a_benchmark_without_the_packages_of_others_ends_with_one_line(command, tmp_path):
     """As where only the package itself is installed: modules of others cannot be found."""
     (tmp_path / "sitecustomize.py").write_text(

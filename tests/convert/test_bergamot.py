@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 import sentencepiece
 from test_huggingface import TEXT, assert_same, make_weights
 from test_marian_export import OWN, SSRU, batch_of
+from tiny_experiment import mark_slow
 
 from flaxformer_mt.convert.formats import ImportOverrides, Weights, find_format
 from flaxformer_mt.convert.import_run import find_format_name
@@ -58,7 +59,7 @@ def write(weights: Weights, folder: Path, quantization: str) -> dict:
     return json.loads((folder / "registry.json").read_text())["deen"]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", mark_slow(VARIANTS, "post-norm, output tied"))
 def test_the_files_compute_what_we_do_and_come_back(variant, tmp_path, monkeypatch):
     monkeypatch.setattr(bergamot, "_SENTENCES", 8)
     weights = make_student(tmp_path, variant)

@@ -104,10 +104,8 @@ def our_search(folder, tiny_run):
     "options",
     [
         {"no_repeat_ngram": 1},
-        {"suppress": ("\u2581",)},
         {"suppress": ("30", "34", "<unk>")},
-        {"min_length_offset": 20, "max_length_offset": 24},
-        {"min_length_ratio": 1.5, "max_length_ratio": 3.0},
+        {"min_length_offset": 2, "max_length_offset": 24, "min_length_ratio": 1.5, "max_length_ratio": 3.0},
     ],
     ids=str,
 )

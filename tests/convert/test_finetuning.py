@@ -72,8 +72,22 @@ def test_a_random_model_learns_and_goes_out_again(name, languages, tmp_path):
         fit(start_run(make_config(tmp_path), tmp_path / "tuned", str(base)), tmp_path / "tuned")
         whole = losses(tmp_path / "tuned")
         assert whole[-1] < whole[0] - 1
-        lora = LoraConfig(rank=4, targets=("*attention/query/kernel", "*feedforward/*/kernel"))
-        # As with the recipe finetune_nllb, which freezes the embeddings.
+    (translation,) = Translator.load(tmp_path / "tuned", checkpoint="last").translate(["der Hund"])
+    assert "_Latn" not in translation.text
+    exported = export_run(tmp_path / "tuned", format_name="hf", output=tmp_path / "out", checkpoint="last")
+    assert exported["largest_difference"] < 1e-4 and "model.safetensors" in exported["files"]
+    assert (tmp_path / "out" / "config.json").read_bytes() == (tmp_path / "hub" / "config.json").read_bytes()
+
+
+@pytest.mark.slow  # training/test_initial_model.py shows the same of a run of this package
+def test_an_import_is_adapted_as_by_the_recipe_that_freezes_embeddings(tmp_path):
+    MAKERS["nllb"](tmp_path / "hub")
+    write_text(tmp_path / "text")
+    base = tmp_path / "base"
+    import_run(tmp_path / "hub", format_name="hf", run_dir=base, languages=["de", "en"])
+    lora = LoraConfig(rank=4, targets=("*attention/query/kernel", "*feedforward/*/kernel"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         adapt = make_config(tmp_path, lora=lora, freeze=("*_embedding",))
         fit(start_run(adapt, tmp_path / "adapted", str(base)), tmp_path / "adapted")
     adapted = losses(tmp_path / "adapted")
@@ -83,11 +97,6 @@ def test_a_random_model_learns_and_goes_out_again(name, languages, tmp_path):
     )
     changed = {path for path in before if not np.array_equal(before[path], after[path.removeprefix("lora/")])}
     assert changed and all("query/kernel" in path or "feedforward" in path for path in changed)
-    (translation,) = Translator.load(tmp_path / "tuned", checkpoint="last").translate(["der Hund"])
-    assert "_Latn" not in translation.text
-    exported = export_run(tmp_path / "tuned", format_name="hf", output=tmp_path / "out", checkpoint="last")
-    assert exported["largest_difference"] < 1e-4 and "model.safetensors" in exported["files"]
-    assert (tmp_path / "out" / "config.json").read_bytes() == (tmp_path / "hub" / "config.json").read_bytes()
 
 
 def test_languages_of_an_import(tmp_path):

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 import sentencepiece
 import yaml
 from test_huggingface import TEXT, assert_same, make_weights
+from tiny_experiment import mark_slow
 
 from benchmarks.originals.tiny_toolkits import marian_options
 from benchmarks.originals.toolkit_twins import Marian
@@ -54,7 +55,8 @@ transformer-train-position-embeddings type ulr ulr-dim-emb version
 """
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+# Each tying and each norm once.
+@pytest.mark.parametrize("variant", mark_slow(VARIANTS, "ssru, output tied", "pre-norm, untied"))
 def test_marian_computes_what_we_do_and_the_files_come_back(variant, tmp_path):
     model, vocab = VARIANTS[variant]
     weights = make_weights(tmp_path, model, vocab)

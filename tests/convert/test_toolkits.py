@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 import sentencepiece
 import yaml
+from tiny_experiment import mark_slow
 
 from benchmarks.originals.tiny_toolkits import (
     GERMAN,
@@ -142,7 +143,10 @@ TOOLKITS = {
 }
 
 
-@pytest.mark.parametrize("case", TOOLKITS)
+# Each toolkit with and without tied tables.
+@pytest.mark.parametrize(
+    "case", mark_slow(TOOLKITS, "opennmt-py, output tied", "joeynmt, unscaled, untied", "eole, untied")
+)
 def test_a_toolkit_computes_what_its_twin_does(case, tmp_path):
     name, write, options = TOOLKITS[case]
     twin = write(tmp_path / "model", options)

@@ -20,6 +20,7 @@ pytest.importorskip("safetensors")
 
 from make_translator import make_translator
 from test_huggingface import assert_same, random_leaves
+from tiny_experiment import mark_slow
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, TrainConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
@@ -274,7 +275,7 @@ print(json.dumps({"results": results, "ours": sorted(ours)}))
 """
 
 
-@pytest.mark.parametrize("name", ["post", "one_stack"])
+@pytest.mark.parametrize("name", mark_slow(["post", "one_stack"], "one_stack"))
 def test_the_folder_translates_without_the_package(written, name, tmp_path):
     """What our greedy search finds."""
     weights, folder = written[name]

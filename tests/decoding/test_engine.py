@@ -174,16 +174,20 @@ def step_by_step(self, params, sources, n_best):
     return take_first_step(task, begin_lines(task, cache, members.add_source_mask(sources)))
 
 
+BEAM_OPTIONS = {"coverage_penalty": 0.3, "no_repeat_ngram": 2}
+PHRASES = ((5, 6), (9,), (17, 3))
+
+
 @pytest.mark.parametrize(
-    ("options", "required"),
+    ("models", "options", "required"),
     [
-        ({"coverage_penalty": 0.3, "no_repeat_ngram": 2}, ((5, 6), (9,), (17, 3))),
-        pytest.param({"method": "sample", "temperature": 2.0}, (), marks=pytest.mark.slow),
+        ([RECURRENT], BEAM_OPTIONS, PHRASES),
+        pytest.param([MODEL, RECURRENT], BEAM_OPTIONS, PHRASES, marks=pytest.mark.slow),
+        pytest.param([RECURRENT], {"method": "sample", "temperature": 2.0}, (), marks=pytest.mark.slow),
     ],
-    ids=["ensemble", "samples"],
+    ids=["beams", "ensemble", "samples"],
 )
-def test_prefixes_that_are_read_at_once_are_as_if_forced_step_by_step(options, required, monkeypatch):
-    models = [RECURRENT] if "method" in options else [MODEL, RECURRENT]
+def test_prefixes_that_are_read_at_once_are_as_if_forced_step_by_step(models, options, required, monkeypatch):
     sentences = make_sentences([4, 8, 3, 8, 6, 7], required=required)
     prefixes = [(), (4,), (5, 6, 7), tuple(range(3, 18)), (9, 5, 6), (8, 17)]
     sentences = [
@@ -204,6 +208,7 @@ def test_prefixes_that_are_read_at_once_are_as_if_forced_step_by_step(options, r
         assert satisfied[0] == satisfied[1] and np.ravel(satisfied[0]).any()
 
 
+@pytest.mark.slow  # `test_hypotheses_of_likely_lengths...` shows the same for beams
 def test_sentences_that_exceed_the_likely_length_are_searched_again(small_sizes, monkeypatch):
     """Three samples of each sentence, each with its own cache."""
     sentences = make_sentences([8, 3, 5, 7, 2, 8, 4, 6])

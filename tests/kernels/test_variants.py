@@ -340,7 +340,7 @@ def test_dropout_keeps_its_share_and_the_mean_at_every_site():
 
 
 @pytest.mark.parametrize("score", [score_words, score_in_bfloat16, score_rounded, score_in_two_passes])
-@pytest.mark.parametrize("chunk_tokens", [1, 4, 1000])
+@pytest.mark.parametrize("chunk_tokens", [4, 1000])
 def test_correct_words_are_those_of_the_largest_logit(score, chunk_tokens):
     """In the pass with gradients, too, and scaled as the loss is; of equal logits the first one counts."""
     hidden, table, bias = (jnp.round(draw(*shape, seed=n)) for n, shape in enumerate(MAPPED))

@@ -12,7 +12,8 @@ def devices(all_devices):
 
 @pytest.fixture(scope="session")
 def jobs() -> Iterator:
-    from forked_job import open_jobs
+    from forked_job import Jobs
 
-    with open_jobs() as jobs:
-        yield jobs
+    jobs = Jobs()
+    yield jobs
+    jobs.close()

@@ -6,7 +6,6 @@ A request names a task of this file and its arguments; the answer is the status 
 standard error. A new Python would take seconds to start.
 """
 
-import contextlib
 import errno
 import json
 import os
@@ -19,7 +18,7 @@ import tempfile
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +46,7 @@ from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.training.checkpoint_trees import load_state, to_trees
 from flaxformer_mt.training.resume_position import TrainProgress
 from flaxformer_mt.training.state import TrainState, init_state
+from flaxformer_mt.training.train_log import TrainingLog
 
 LONGEST = 120  # seconds
 SHARED = tuple(name for name in LAYOUTS if name != "one")
@@ -163,6 +163,23 @@ def command(process: int, flags: list[str], *, memory: int = 0, devices: int = 4
     return main(flags)
 
 
+def train_until_killed(process: int, flags: list[str], run: str) -> int:
+    """Training whose second process kills itself after update 20, with the checkpoint of step 16 on disk."""
+    manifest, add = Path(run) / "checkpoints" / "16" / "manifest.json", TrainingLog.add
+
+    def kill(self: TrainingLog, step: int, *arguments: Any) -> None:
+        if step == 20:
+            while not manifest.exists():
+                time.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGKILL)
+        add(self, step, *arguments)
+
+    if process == 1:
+        TrainingLog.add = kill
+    os.environ["FLAXFORMER_MT_PROCESS_TIMEOUT"] = "10"
+    return command(process, flags, devices=2)
+
+
 def fill(process: int, run: str, steps: int, victim: int, moment: str) -> None:
     """Resumes a run and saves a checkpoint at each step; the process `victim` kills itself at a moment.
 
@@ -237,7 +254,7 @@ def run_out_of_space(process: int, run: str) -> None:
 
 TASKS: dict[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (move, see_damage, command, fill, fill_store, run_out_of_space)
+    for function in (move, see_damage, command, train_until_killed, fill, fill_store, run_out_of_space)
 }
 
 
@@ -270,18 +287,9 @@ class Jobs:
         self._server.communicate()
 
 
-@contextlib.contextmanager
-def open_jobs() -> Iterator[Jobs]:
-    jobs = Jobs()
-    try:
-        yield jobs
-    finally:
-        jobs.close()
-
-
 # ---- the server ----
-def run_job(task: str, **arguments: Any) -> list[dict[str, Any]]:
-    """Forks the two processes of a job; once one of them has been killed, the other one is killed as well."""
+def run_job(task: str, seconds: float = 0.5, **arguments: Any) -> list[dict[str, Any]]:
+    """Forks the two processes of a job; so long after one of them has been killed, the other one is."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -294,7 +302,7 @@ def run_job(task: str, **arguments: Any) -> list[dict[str, Any]]:
         if child:
             statuses[child] = os.waitstatus_to_exitcode(status)
             if statuses[child] < 0:
-                deadline = min(deadline, time.monotonic() + 0.5)
+                deadline = min(deadline, time.monotonic() + seconds)
         elif time.monotonic() > deadline:
             for child in set(children) - set(statuses):
                 os.kill(child, signal.SIGKILL)
@@ -319,8 +327,8 @@ def _fork(process: int, task: str, address: str, log: Any, arguments: dict[str, 
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         job = [f"--coordinator={address}", "--processes=2", f"--process={process}"]
-        if task == "command":
-            status = command(process, [*arguments.pop("flags"), *job], **arguments)
+        if "flags" in arguments:
+            status = TASKS[task](process, [*arguments.pop("flags"), *job], **arguments)
         else:
             connect(coordinator=address, processes=2, process=process)
             with work_together():
@@ -332,6 +340,7 @@ def _fork(process: int, task: str, address: str, log: Any, arguments: dict[str, 
     except BaseException:
         os.write(2, traceback.format_exc().encode())
     finally:
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
 

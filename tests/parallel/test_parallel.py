@@ -387,9 +387,8 @@ def test_jaxs_cache_is_not_used_where_others_can_write(variable, tmp_path):
     folder = tmp_path / "cache"
     folder.mkdir()
     folder.chmod(0o775)
-    for _ in range(2):
-        (_, hits), noise = run_caching(folder / "compiled", **({variable: str(folder)} if variable else {}))
-        assert hits == "0" and noise.count("nobody else can write to") == 1
+    _, noise = run_caching(folder / "compiled", **({variable: str(folder)} if variable else {}))
+    assert noise.count("nobody else can write to") == 1
     assert list(folder.iterdir()) == []
 
 

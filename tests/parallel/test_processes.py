@@ -5,8 +5,6 @@ import json
 import re
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,62 +12,11 @@ from pathlib import Path
 import jax
 import pytest
 from made_up_text import write_text
-from tiny_experiment import change, quick_environment, write_config_file
+from tiny_experiment import change, write_config_file
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.scoring import metrics
 from flaxformer_mt.tracking import read_metrics
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-# Training in which this process kills itself after update 20, once the checkpoint of step 16 is written.
-KILLED = """
-import os, signal, sys, time
-from pathlib import Path
-from flaxformer_mt.commands.main import main
-from flaxformer_mt.training.train_log import TrainingLog
-
-manifest, add = Path(sys.argv.pop(1)), TrainingLog.add
-
-def kill(self, step, *arguments):
-    if step == 20:
-        while not manifest.exists():
-            time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGKILL)
-    add(self, step, *arguments)
-
-TrainingLog.add = kill
-sys.exit(main())
-"""
-COMMAND = ["-m", "flaxformer_mt"]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def start_two(*arguments: str | Path, second: list[str] = COMMAND) -> list[subprocess.Popen]:
-    """A command as one job of two processes, with two simulated devices each.
-
-    `second` is what Python runs in the second process.
-    """
-    port = free_port()
-    job = [f"--coordinator=127.0.0.1:{port}", "--processes=2"]
-    return [
-        subprocess.Popen(
-            [sys.executable, *program, *map(str, arguments), *job, f"--process={process}"],
-            cwd=ROOT,
-            env=quick_environment(devices=2, FLAXFORMER_MT_PROCESS_TIMEOUT="10"),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for process, program in enumerate((COMMAND, second))
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +41,9 @@ def config(tiny_config, tmp_path_factory) -> Path:
 def one(config, tmp_path_factory) -> Path:
     """The run of one process, this one, on four devices."""
     run = tmp_path_factory.mktemp("one") / "run"
-    train_alone(config, run)
-    return run
-
-
-def train_alone(config: Path, run: Path) -> None:
     with four_devices():
         assert main(["train", f"--config={config}", f"--run={run}"]) == 0
+    return run
 
 
 @contextlib.contextmanager
@@ -115,13 +58,20 @@ def four_devices() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def two(config, tmp_path_factory) -> tuple[Path, list[tuple[str, str]]]:
-    """The run of two processes with two devices each; the standard output and error of both."""
+def killed(config, jobs, tmp_path_factory) -> tuple[Path, str]:
+    """A run of two processes, two devices each, of which the second is killed; what the first one prints."""
     run = tmp_path_factory.mktemp("two") / "run"
-    processes = start_two("train", f"--config={config}", f"--run={run}")
-    ended = [process.communicate(timeout=300) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], ended
-    return run, ended
+    train = {"flags": ["train", f"--config={config}", f"--run={run}"], "run": str(run)}
+    printed, _ = jobs.run("train_until_killed", 75, -signal.SIGKILL, seconds=60, **train)
+    assert not (run / "report.json").exists()
+    return run, printed
+
+
+@pytest.fixture(scope="module")
+def two(config, killed, jobs) -> tuple[Path, list[str]]:
+    """That run, resumed by two processes; what both print."""
+    run, *_ = killed
+    return run, jobs.run("command", flags=["train", f"--config={config}", f"--run={run}"], devices=2)
 
 
 def numbers(run: Path, *splits: str) -> list[dict[str, float]]:
@@ -149,7 +99,15 @@ def assert_alike(left: Path, right: Path) -> None:
     assert reports[0]["test"]["bleu"] == reports[1]["test"]["bleu"]
 
 
-def test_two_processes_train_evaluate_and_translate_as_one_does(one, two):
+def test_a_killed_process_ends_the_other(killed):
+    _, printed = killed
+    (line,) = [line for line in printed.split("\n") if line.startswith("error: ")]
+    assert "a process of this job or its machine has died" in line
+    assert "resume from the last checkpoint" in line
+    assert re.search(r"unhealthy \(stopped sending heartbeats\):\n1\n", printed), "JAX names the process"
+
+
+def test_two_processes_train_resume_evaluate_and_translate_as_one_does(one, two):
     run, _ = two
     assert_alike(run, one)
     report = json.loads((one / "report.json").read_text(encoding="utf-8"))["test"]
@@ -157,18 +115,25 @@ def test_two_processes_train_evaluate_and_translate_as_one_does(one, two):
 
 
 def test_the_first_process_speaks_for_all(two):
-    _, ((result, stderr), (other_result, other_stderr)) = two
-    assert json.loads(result)["step"] == 48
-    assert "4 simulated devices of 2 processes" in stderr and "step    48/48" in stderr
-    assert other_result == ""
-    assert "step" not in other_stderr
+    _, (printed, other) = two
+    assert json.loads(printed[printed.index("{\n") :])["step"] == 48
+    assert "resuming at step" in printed
+    assert "4 simulated devices of 2 processes" in printed and "step    48/48" in printed
+    assert "step" not in other
 
 
 def test_two_processes_translate_files_as_one_does(one, jobs, tmp_path, monkeypatch):
     """With a line that is too long, an empty one, and all fields of the JSON lines."""
     source = tmp_path / "source.txt"
     source.write_text("ba do\n\n" + "fi gu ka lo mi nu " * 6 + "\nka\nlo lo\nmi nu ba\n", encoding="utf-8")
+    scorer = tmp_path / "size.py"
+    scorer.write_text(
+        "import json, sys\nfor line in sys.stdin: print(-len(json.loads(line)['hypothesis']), flush=True)"
+    )
+    monkeypatch.setattr(metrics, "_OTHERS", dict(metrics._OTHERS))
     command = ["translate", "--json", f"--run={one}", f"--input={source}"]
+    # Each process asks a scorer of its own for the sentences that are its.
+    command += ["--method=beam", "--beam_size=2", "--rerank=size", f"--scorer={sys.executable} {scorer}"]
     with four_devices():
         assert main([*command, f"--output={tmp_path / 'alone'}"]) == 0
     printed, other = jobs.run("command", flags=[*command, f"--output={tmp_path / 'both'}"], devices=2)
@@ -183,43 +148,11 @@ def test_two_processes_translate_files_as_one_does(one, jobs, tmp_path, monkeypa
         for name in ("text", "tokens", "alignment"):
             assert mine[name] == other[name]
         assert other["score"] == pytest.approx(mine["score"], abs=1e-5)
-    scorer = tmp_path / "size.py"
-    scorer.write_text(
-        "import json, sys\nfor line in sys.stdin: print(-len(json.loads(line)['hypothesis']), flush=True)"
-    )
-    monkeypatch.setattr(metrics, "_OTHERS", dict(metrics._OTHERS))
-    # Each process asks a scorer of its own for the sentences that are its.
-    command += ["--method=beam", "--beam_size=2", "--rerank=size", f"--scorer={sys.executable} {scorer}"]
-    with four_devices():
-        assert main([*command, f"--output={tmp_path / 'alone'}", "--overwrite"]) == 0
-    jobs.run("command", flags=[*command, f"--output={tmp_path / 'both'}", "--overwrite"], devices=2)
-    reranked, both = ((tmp_path / name).read_text(encoding="utf-8") for name in ("alone", "both"))
-    texts = [[json.loads(line)["text"] for line in lines.splitlines()] for lines in (reranked, both)]
-    assert texts[0] == texts[1] and texts[0] != [one["text"] for one in alone]
 
 
 def test_standard_input_cannot_be_shared(one, jobs):
     for printed in jobs.run("command", 2, 2, flags=["translate", f"--run={one}"]):
         assert "error: 2 processes cannot all read standard input; give --input=FILE" in printed
-
-
-def test_a_killed_process_ends_the_other_and_one_process_resumes_the_run(config, one, tmp_path, capsys):
-    """After a checkpoint; then one process of four devices ends where an undisturbed run does."""
-    run = tmp_path / "run"
-    manifest = run / "checkpoints" / "16" / "manifest.json"
-    train = ["train", f"--config={config}", f"--run={run}"]
-    first, second = start_two(*train, second=["-c", KILLED, str(manifest)])
-    assert second.communicate(timeout=240) and second.returncode == -signal.SIGKILL
-    _, stderr = first.communicate(timeout=60)
-    assert first.returncode == 75 and not (run / "report.json").exists()
-    (line,) = [line for line in stderr.split("\n") if line.startswith("error: ")]
-    assert "a process of this job or its machine has died" in line
-    assert "resume from the last checkpoint" in line
-    assert re.search(r"unhealthy \(stopped sending heartbeats\):\n1\n", stderr), "JAX names the process"
-    capsys.readouterr()
-    train_alone(config, run)
-    assert "resuming at step" in capsys.readouterr().err
-    assert_alike(run, one)
 
 
 def test_inconsistent_flags_are_user_errors(capsys):

@@ -28,6 +28,7 @@ def tables(run, *names):
     return [flatten_tree(jax.device_get(load_named(f"{run}@{name}").params)) for name in names]
 
 
+@pytest.mark.slow  # the next test goes on from another run, and test_frozen.py freezes parts
 def test_a_run_goes_on_from_another_one_with_frozen_parts(tiny_run, tiny_config, tmp_path, capsys):
     """Checkpoint 0 is the other model; frozen parameters stay, the others change; it resumes as any run.
 

@@ -335,7 +335,12 @@ def test_text_that_has_changed_since_the_last_checkpoint_is_named(
     ("sections", "number", "status"),
     [
         pytest.param({"optim": {"accumulation": 2}}, signal.SIGTERM, 143, marks=pytest.mark.slow),
-        ({"data": {"batching": "pack"}, "vocab": {"sampling": 0.2}}, signal.SIGINT, 130),
+        pytest.param(
+            {"data": {"batching": "pack"}, "vocab": {"sampling": 0.2}},
+            signal.SIGINT,
+            130,
+            marks=pytest.mark.slow,  # data/test_loader.py resumes packed data at each batch
+        ),
         ({"data": {"stages": STAGES, "noise": NoiseConfig(typos=0.3)}}, signal.SIGTERM, 143),
     ],
     ids=["accumulation", "packing and sampling", "stages and noise"],

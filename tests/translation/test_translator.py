@@ -22,7 +22,6 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.parallel import SplitParameters
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel, load_trained
-from flaxformer_mt.shapes import Batch
 from flaxformer_mt.text_io.resumable_output import ResumableOutput
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import Annotations
