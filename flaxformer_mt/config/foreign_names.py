@@ -3,7 +3,7 @@
 Of fairseq, OpenNMT-py, eole, Joey NMT, Marian, Sockeye and transformers; docs/migrating.md has the versions.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 # Our flag, or the dotted name of our field (and of its flag) -> names elsewhere, without dashes.
 FOREIGN_NAMES = {
@@ -73,6 +73,8 @@ _UNITS = {
     "model.dtype": "which has bfloat16 and float32",
     "train.steps": "which counts updates; `show` says how many an epoch has",
 }
+# Flags that mean something else in commands with the other flag: in `show`, and in those that make pairs.
+_OTHER_MEANING = {"--target": "--config", "--max_length_ratio": "--pair_length_ratio"}
 # What is done by itself, or otherwise than by a flag -> what other toolkits call their flags for it.
 _OTHERWISE = {
     "train goes on with a run by itself: give its --run again": (
@@ -96,10 +98,12 @@ def find_field(name: str) -> str:
     return next((ours for ours, names in FOREIGN_NAMES.items() if "." in ours and name in names.split()), "")
 
 
-def explain_foreign_flag(name: str, flags: Iterable[str]) -> str:
+def explain_foreign_flag(name: str, flags: Collection[str]) -> str:
     """Say which of a command's flags other toolkits call so: "here it is --config.train.steps"; or ""."""
     meant: dict[str, str] = {}
     for flag in flags:
+        if _OTHER_MEANING.get(flag) in flags:
+            continue
         own = flag.removeprefix("--").removeprefix("config.")
         for ours in (own, f"search.{own}", f"model.{own}"):
             if name in FOREIGN_NAMES.get(ours, "").split():

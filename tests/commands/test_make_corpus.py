@@ -10,9 +10,7 @@ from fake_engine import FakeBackend, fake_engine
 
 from flaxformer_mt.commands import make_corpus
 from flaxformer_mt.commands.main import main
-from flaxformer_mt.commands.options import (
-    BacktranslateOptions,
-)
+from flaxformer_mt.commands.options import BacktranslateOptions
 from flaxformer_mt.commands.translate import choose_search
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.files import read_config, save_config

@@ -181,11 +181,7 @@ def test_an_absent_config_file_is_answered_with_the_near_one(tmp_path):
     ("case", "words"),
     [
         ({"model.model_dim": 100, "model.num_heads": 8}, ["model_dim 100", "num_heads 8", "96"]),
-        ({"model.num_heads": 0}, ["model.num_heads is 0", "from 1 to 65536"]),
         ({"model.positions": "rotary", "model.key_dim": 3}, ["rotary", "3"]),
-        ({"model.first_position": -1}, ["first_position is -1", "from 0 to 1048576"]),
-        ({"model.norm_epsilon": -1e-5}, ["norm_epsilon is -1e-05"]),
-        ({"model.max_positions": 0}, ["max_positions is 0", "from 1 to 1048576"]),
         ({"model.max_positions": 100}, ["100 is below the maximum sentence length, 128"]),
         (
             {"model.architecture": "decoder_only", "model.max_positions": 200},
@@ -205,13 +201,10 @@ def test_an_absent_config_file_is_answered_with_the_near_one(tmp_path):
         ({"model.dropout_rate": 1.0}, ["model.dropout_rate is 1.0", "below 1"]),
         ({"data.batch_tokens": 1000}, ["batch_tokens 1000", "128", "1024"]),
         ({"data.dataset": "a,b", "data.weights": (1.0,)}, ["1 numbers for 2 data sets"]),
-        ({"data.weights": (0.0,)}, ["above 0"]),
-        ({"data.max_target_length": 1}, ["max_target_length is 1", "from 2 to 1048576"]),
         (
             {"data.max_source_length": 600, "data.batch_tokens": 8000, "model.positions": "learned"},
             ["512", "600"],
         ),
-        ({"data.noise.typos": 2.0}, ["data.noise.typos is 2.0", "from 0 to 1"]),
         (
             {"data.source_language": "", "data.noise.lower_case": 0.1, "data.noise.typos": 0.2},
             ["data.noise.lower_case is 0.1", "data.noise.typos is 0.2", "language model"],
@@ -252,7 +245,6 @@ def test_an_absent_config_file_is_answered_with_the_near_one(tmp_path):
             ["tags is always, but a language"],
         ),
         ({"data.dataset": "a:de-en,b:de-french"}, ["'french' cannot be the language of a tag"]),
-        ({"data.temperature": 0.5}, ["data.temperature is 0.5; it must be from 1 to 1000"]),
         ({"data.noise.inline": 0.1}, ["data.noise.inline is 0.1, but data.alignments names no file"]),
         (
             {"model.architecture": "decoder_only", "model.decoder_self_attention": "ssru"},
@@ -270,9 +262,6 @@ def test_an_absent_config_file_is_answered_with_the_near_one(tmp_path):
         ({"vocab.source_size": 9}, ["source_size 9 has no effect with vocab.joint=True"]),
         ({"vocab.joint": False}, ["tying all", "joint is False"]),
         ({"vocab.kind": "char", "vocab.sampling": 0.1}, ["vocab.sampling", "char"]),
-        ({"optim.learning_rate": 0.0}, ["learning_rate is 0.0", "above 0"]),
-        ({"optim.ema_decay": 1.0}, ["ema_decay is 1.0"]),
-        ({"train.steps": 0}, ["train.steps is 0", "at least 1"]),
         ({"train.average_last": 9}, ["average_last 9", "keep_checkpoints 5"]),
         ({"train.final_checkpoint": "average"}, ["average_last is 0"]),
     ],
@@ -381,9 +370,9 @@ def test_every_number_has_bounds_and_is_held_to_them():
     for name, marks in bounds.items():
         whole = typing.get_args(hints[name])[:1] in ((int,), (int | None,))
         outside = [math.nan, math.inf, -math.inf, "1", True, *([0.5, 1e30, 10**30] if whole else [])]
-        outside += [mark.low - 1 for mark in marks] + [
-            mark.high + 1 for mark in marks if mark.high < math.inf
-        ]
+        for mark in marks:
+            outside += [mark.low if mark.low_open else mark.low - 1]
+            outside += [mark.high if mark.high_open else mark.high + 1] if mark.high < math.inf else []
         for value in outside if marks else ():
             wrong = replace(Config(), name, (value,) if name == "data.weights" else value)
             problems = dict(find_wrong_values(wrong))
