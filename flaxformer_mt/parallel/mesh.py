@@ -262,6 +262,14 @@ class Parallel:
         return self.mesh.devices.flat[0].platform
 
     @property
+    def joins_vectors(self) -> bool:
+        """Whether an update treats small arrays as one: on GPUs, where each array is a kernel.
+
+        Of arrays that devices split, the parts would have to be sent.
+        """
+        return self.platform in ("gpu", "cuda") and self.layout.fsdp * self.layout.tensor == 1
+
+    @property
     def device_count(self) -> int:
         """Number of devices that share the work, including those of other processes."""
         return self.mesh.size

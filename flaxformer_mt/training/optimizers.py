@@ -13,6 +13,7 @@ import optax
 from optax import contrib
 
 from flaxformer_mt.config import Config, OptimConfig
+from flaxformer_mt.parameter_trees import flatten_tree, unflatten_like
 from flaxformer_mt.shapes import Array
 from flaxformer_mt.training.trained_parameters import label_parameters, select_trained
 
@@ -81,13 +82,18 @@ def clip_factor(norm: Array, config: OptimConfig) -> Array:
     return jnp.minimum(1.0, config.clip_norm / norm) if config.clip_norm else jnp.ones(())
 
 
+def is_elementwise(config: OptimConfig) -> bool:
+    """Tell whether the optimizer treats each number for itself, and all parameters."""
+    return config.optimizer in ("adam", "adamw", "lion") and not (config.freeze or config.lora.rank)
+
+
+def is_decayed(path: str) -> bool:
+    """Tell whether the parameter at a path decays: kernels and embeddings, not biases and scales."""
+    return path.rpartition("/")[2] in ("kernel", "embedding", "output_kernel", "down", "up", "rows")
+
+
 def _matrices(params: dict) -> dict:
-    """Mark the parameters that decay: True for kernels and embeddings, False for biases and scales."""
-
-    def is_matrix(path: tuple, leaf: Array) -> bool:
-        return path[-1].key in ("kernel", "embedding", "output_kernel", "down", "up", "rows")
-
-    return jax.tree_util.tree_map_with_path(is_matrix, params)
+    return unflatten_like(params, {path: is_decayed(path) for path in flatten_tree(params)})
 
 
 def _muon_dimensions(params: dict) -> dict:

@@ -27,8 +27,9 @@ from flaxformer_mt.evaluation.perplexity import make_evaluation_step
 from flaxformer_mt.kernels.dropout import make_dropout_key
 from flaxformer_mt.model import Model, make_model
 from flaxformer_mt.parallel import make_parallel
+from flaxformer_mt.parameter_trees import flatten_tree
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.training.optimizers import make_hyperparameters
+from flaxformer_mt.training.optimizers import is_decayed, make_hyperparameters
 from flaxformer_mt.training.state import TrainState, init_state
 from flaxformer_mt.training.update import (
     LossTerm,
@@ -352,6 +353,30 @@ def test_an_accelerator_selects_elements_instead_of_a_branch():
         expected = branching(state, sums)
         assert_same_bits(compiled["gpu"](jax.tree.map(jnp.copy, state), numbers, sums), expected)
         state = expected[0]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "lion"])
+def test_joined_vectors_are_updated_as_if_apart(optimizer):
+    """The state keeps its form; the squares of gradients are summed at once, and selected as one vector."""
+    config = change(CONFIG, optim={"optimizer": optimizer, "ema_decay": 0.9, "weight_decay": 0.1})
+    numbers, selected = numbers_of(config), UpdateConfig.of(config)
+    programs = [
+        jax.jit(make_update(selected, platform="gpu", joins_vectors=joins)) for joins in (True, False)
+    ]
+    model = make_model(config.model, source_size=V, target_size=V)
+    state = initial_state(model, config.optim)
+    for seed in range(3):
+        sums = Sums(random_params(model, seed), *map(jnp.float32, (6, 2, 0, 0, 0)))
+        results, expected = (program(state, numbers, sums) for program in programs)
+        assert_close(results, expected, atol=1e-7)
+        state = results[0]
+    bad = sums._replace(loss_sum=jnp.float32(np.nan))
+    assert_same_bits(programs[0](state, numbers, bad)[0].opt_state, state.opt_state)
+    matrices = [leaf for path, leaf in flatten_tree(sums.gradients).items() if is_decayed(path)]
+    leaves, trees = len(jax.tree.leaves(sums.gradients)), 3 if optimizer == "lion" else 4
+    texts = [program.lower(state, numbers, sums).as_text() for program in programs]
+    assert [text.count("stablehlo.reduce(") for text in texts] == [1, leaves]
+    assert texts[1].count("@_where") - texts[0].count("@_where") >= trees * (leaves - len(matrices) - 1)
 
 
 def test_bad_updates_are_counted_and_training_recovers():
