@@ -51,7 +51,7 @@ def update_joined(
 
 def _map_trees(function: Callable[[Any], Any], trees: Any, *, like: Any) -> Any:
     """Apply a function to each part of `trees` that has the structure of `like`."""
-    structure = jax.tree.structure(like)
+    structure: Any = jax.tree.structure(like)
 
     def is_alike(part: Any) -> bool:
         return jax.tree.structure(part) == structure
