@@ -23,7 +23,9 @@ class Kernels:
     integers, with sums in int32. attention: see `attend`. cross_entropy: see `CrossEntropy`. materialize: has
     arrays written to memory before they are used; a GPU's program would compute a row's mean for each entry.
     sums_biases: whether attention takes the biases of queries, keys and values, which were added as
-    constants, and sums their gradients. moments, sum_rows: see row_sums.py.
+    constants, and sums their gradients. one_pass: whether the variance of rows in bfloat16 is E[x^2] -
+    E[x]^2, which a TPU computes at the end of a product; it loses 2^-24 of the squared mean, rounding to
+    bfloat16 has lost 2^-20. sum_rows: see row_sums.py.
     """
 
     product: Product = Product()
@@ -32,7 +34,7 @@ class Kernels:
     cross_entropy: CrossEntropy = CrossEntropy()
     materialize: Callable[[Any], Any] = lambda x: x
     sums_biases: bool = False
-    moments: Callable[[Array], tuple[Array, Array]] = row_sums.moments
+    one_pass: bool = False
     sum_rows: Callable[[Sequence[Array], Sequence[int]], list[Array]] = row_sums.sum_rows
 
 
@@ -61,6 +63,6 @@ def choose_kernels(config: ModelConfig, platform: str, *, gathers_twice: bool = 
         cross_entropy=CrossEntropy(multiply, score),
         sums_biases=bool(kinds) and not on_cpu,
         materialize=jax.lax.optimization_barrier if on_gpu else Kernels.materialize,
-        moments=row_sums.moments if on_cpu else row_sums.moments_in_one_pass,
+        one_pass=not on_cpu,
         sum_rows=row_sums.sum_rows_at_once if on_gpu else row_sums.sum_rows,
     )

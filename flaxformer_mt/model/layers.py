@@ -68,9 +68,15 @@ def _normalise(x: Array, scale: Array | None, bias: Array | None, epsilon: float
 def _normalise_forward(
     x: Array, scale: Array | None, bias: Array | None, epsilon: float, kernels: Kernels
 ) -> tuple[Array, tuple[Array, Array, Array, Array | None]]:
-    mean, variance = kernels.moments(x)
+    wide = x.astype(jnp.float32)
+    mean = wide.mean(axis=-1, keepdims=True)
+    centred = wide - mean
+    if kernels.one_pass and x.dtype == jnp.bfloat16:
+        variance = jnp.maximum(jnp.square(wide).mean(axis=-1, keepdims=True) - mean * mean, 0)
+    else:
+        variance = (centred * centred).mean(axis=-1, keepdims=True)
     inverse = jax.lax.rsqrt(variance + epsilon)
-    normalised = (x.astype(jnp.float32) - mean) * inverse
+    normalised = centred * inverse
     result = normalised if scale is None or bias is None else normalised * scale + bias
     return result, (x, mean, inverse, scale)
 

@@ -263,10 +263,7 @@ class Parallel:
 
     @property
     def joins_vectors(self) -> bool:
-        """Whether an update treats small arrays as one: on GPUs, where each array is a kernel.
-
-        Of arrays that devices split, the parts would have to be sent.
-        """
+        """Whether updates treat small arrays as one: on GPUs, unless devices have parts of arrays."""
         return self.platform in ("gpu", "cuda") and self.layout.fsdp * self.layout.tensor == 1
 
     @property

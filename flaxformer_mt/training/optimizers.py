@@ -13,7 +13,6 @@ import optax
 from optax import contrib
 
 from flaxformer_mt.config import Config, OptimConfig
-from flaxformer_mt.parameter_trees import flatten_tree, unflatten_like
 from flaxformer_mt.shapes import Array
 from flaxformer_mt.training.trained_parameters import label_parameters, select_trained
 
@@ -35,11 +34,11 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
             b2=config.b2,
             eps=config.epsilon,
             weight_decay=config.weight_decay,
-            mask=_matrices,
+            mask=mark_matrices,
         ),
         "adafactor": lambda: optax.adafactor(schedule),
         "lion": lambda: optax.lion(
-            schedule, b1=config.b1, b2=config.b2, weight_decay=config.weight_decay, mask=_matrices
+            schedule, b1=config.b1, b2=config.b2, weight_decay=config.weight_decay, mask=mark_matrices
         ),
         "muon": lambda: optax.chain(
             # Muon's own weight decay excludes the embeddings, since Muon leaves these matrices to Adam. So
@@ -55,7 +54,7 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
                 # Scales updates to the RMS of Adam's (Liu et al. 2025), so that one learning rate fits both.
                 consistent_rms=0.2,
             ),
-            optax.add_decayed_weights(config.weight_decay, _matrices),
+            optax.add_decayed_weights(config.weight_decay, mark_matrices),
             optax.scale_by_learning_rate(schedule),
         ),
     }
@@ -87,13 +86,13 @@ def is_elementwise(config: OptimConfig) -> bool:
     return config.optimizer in ("adam", "adamw", "lion") and not (config.freeze or config.lora.rank)
 
 
-def is_decayed(path: str) -> bool:
-    """Tell whether the parameter at a path decays: kernels and embeddings, not biases and scales."""
-    return path.rpartition("/")[2] in ("kernel", "embedding", "output_kernel", "down", "up", "rows")
+def mark_matrices(params: dict) -> dict:
+    """Mark the parameters that decay: True for kernels and embeddings, False for biases and scales."""
 
+    def is_matrix(path: tuple, leaf: Array) -> bool:
+        return path[-1].key in ("kernel", "embedding", "output_kernel", "down", "up", "rows")
 
-def _matrices(params: dict) -> dict:
-    return unflatten_like(params, {path: is_decayed(path) for path in flatten_tree(params)})
+    return jax.tree_util.tree_map_with_path(is_matrix, params)
 
 
 def _muon_dimensions(params: dict) -> dict:

@@ -38,10 +38,10 @@ from flaxformer_mt.training.joined_vectors import norm_by_rows, update_joined
 from flaxformer_mt.training.optimizers import (
     Hyperparameters,
     clip_factor,
-    is_decayed,
     is_elementwise,
     learning_rate,
     make_optimizer,
+    mark_matrices,
 )
 from flaxformer_mt.training.state import TrainState
 from flaxformer_mt.training.trained_parameters import replace_trained, select_trained
@@ -254,7 +254,8 @@ def make_update(
 
         old = (state.params, state.opt_state, state.ema_params)
         if joins_vectors and is_elementwise(config.optim):
-            params, opt_state, ema_params = update_joined(finite, apply, is_decayed, sums.gradients, *old)
+            is_matrix = mark_matrices(sums.gradients)
+            params, opt_state, ema_params = update_joined(finite, apply, is_matrix, sums.gradients, *old)
         else:
             apply_own = functools.partial(apply, sums.gradients)
             params, opt_state, ema_params = _take_if(finite, apply_own, *old, platform=platform)

@@ -28,7 +28,7 @@ from flaxformer_mt.kernels.dropout import dropout, make_dropout_key
 from flaxformer_mt.kernels.matmul import Product, multiply, multiply_on_cpu
 from flaxformer_mt.kernels.relative_bias import RelativeBias
 from flaxformer_mt.kernels.relu import rectify, rectify_and_drop
-from flaxformer_mt.kernels.row_sums import moments, moments_in_one_pass, sum_rows, sum_rows_at_once
+from flaxformer_mt.kernels.row_sums import sum_rows, sum_rows_at_once
 from flaxformer_mt.kernels.unpad import find_places, remove_padding, restore_padding
 from flaxformer_mt.model.layers import LayerNorm
 
@@ -311,8 +311,8 @@ def test_the_table_has_the_variants_of_a_platform():
     assert (gpu.attention.args[0], tpu.attention.args[0]) == (("cudnn", "triton"), ("pallas",))
     assert cpu.cross_entropy.score is score_rounded and tpu.cross_entropy.score is score_in_two_passes
     assert gpu.materialize is jax.lax.optimization_barrier and cpu.materialize is tpu.materialize
-    assert (cpu.moments, cpu.sum_rows) == (moments, sum_rows) and gpu.sum_rows is sum_rows_at_once
-    assert gpu.moments is tpu.moments is moments_in_one_pass and tpu.sums_biases and not cpu.sums_biases
+    assert (cpu.one_pass, cpu.sum_rows) == (False, sum_rows) and gpu.sum_rows is sum_rows_at_once
+    assert gpu.one_pass and tpu.one_pass and tpu.sums_biases and not cpu.sums_biases
     assert repr(gpu) == repr(cuda) and gpu.cross_entropy.score is score_in_bfloat16
     assert choose_kernels(config, "cpu", gathers_twice=True).product.gathers_twice
 

@@ -66,8 +66,8 @@ needs_cuda = pytest.mark.skipif(
 @pytest.mark.parametrize(
     ("recipe", "flags", "attention", "kernels", "gigabytes"),
     [
-        ("wmt14_en_de_big", (*BIG, "model.attention_dropout_rate=0"), "cudnn", 1800, 153),
-        ("wmt14_en_de_big", (*BIG, "model.attention_dropout_rate=0.1"), "triton", 1820, 152),
+        ("wmt14_en_de_big", (*BIG, "model.attention_dropout_rate=0"), "cudnn", 1200, 150),
+        ("wmt14_en_de_big", (*BIG, "model.attention_dropout_rate=0.1"), "triton", 1220, 149),
         ("multi30k_de_en", SMALL, "triton", 1450, 3.6),
     ],
 )
@@ -97,4 +97,4 @@ def test_an_update_on_a_v5e_has_few_cycles():
     flags = ("data.batch_tokens=16384", "data.max_source_length=128", "data.max_target_length=128")
     found = describe("wmt14_en_de_base", "v5e:1x1", *SMALL, *flags)
     assert found["attention"]["kernel"] == "pallas"
-    assert 0 < found["estimate"]["million_cycles"] <= 82 and found["estimate"]["milliseconds"] is None
+    assert 0 < found["estimate"]["million_cycles"] <= 75 and found["estimate"]["milliseconds"] is None
