@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.kernels import cross_entropy, int8, matmul
+from flaxformer_mt.kernels import cross_entropy, int8, matmul, row_sums
 from flaxformer_mt.kernels.attention_kernels import attend, attend_fused, attend_unpadded, resolve_attention
 from flaxformer_mt.kernels.cross_entropy import CrossEntropy
 from flaxformer_mt.kernels.matmul import Product
@@ -23,7 +23,9 @@ class Kernels:
     integers, with sums in int32. attention: see `attend`. cross_entropy: see `CrossEntropy`. materialize: has
     arrays written to memory before they are used; a GPU's program would compute a row's mean for each entry.
     sums_biases: whether attention takes the biases of queries, keys and values, which were added as
-    constants, and sums their gradients.
+    constants, and sums their gradients. one_pass: whether the variance of rows in bfloat16 is E[x^2] -
+    E[x]^2, which a TPU computes at the end of a product; it loses 2^-24 of the squared mean, rounding to
+    bfloat16 has lost 2^-20. sum_rows: see row_sums.py.
     """
 
     product: Product = Product()
@@ -32,6 +34,8 @@ class Kernels:
     cross_entropy: CrossEntropy = CrossEntropy()
     materialize: Callable[[Any], Any] = lambda x: x
     sums_biases: bool = False
+    one_pass: bool = False
+    sum_rows: Callable[[Sequence[Array], Sequence[int]], list[Array]] = row_sums.sum_rows
 
 
 @functools.cache  # equal models have the same table, so that JAX compiles for them once
@@ -42,7 +46,7 @@ def choose_kernels(config: ModelConfig, platform: str, *, gathers_twice: bool = 
       platform: what programs are compiled for, as JAX names it: cpu, gpu (or cuda), tpu.
       gathers_twice: whether parameters that devices split are gathered again for the backward pass.
     """
-    on_cpu = platform == "cpu"
+    on_cpu, on_gpu = platform == "cpu", platform in ("gpu", "cuda")
     multiply = matmul.multiply_on_cpu if on_cpu else matmul.multiply
     products = Product(multiply, gathers_twice)
     plain = functools.partial(attend, products)
@@ -57,6 +61,8 @@ def choose_kernels(config: ModelConfig, platform: str, *, gathers_twice: bool = 
         integer_product=int8.integer_product_on_cpu if on_cpu else int8.integer_product,
         attention=functools.partial(attend_unpadded, attention) if on_cpu else attention,
         cross_entropy=CrossEntropy(multiply, score),
-        sums_biases=kinds == ("pallas",),
-        materialize=jax.lax.optimization_barrier if platform in ("gpu", "cuda") else Kernels.materialize,
+        sums_biases=bool(kinds) and not on_cpu,
+        materialize=jax.lax.optimization_barrier if on_gpu else Kernels.materialize,
+        one_pass=not on_cpu,
+        sum_rows=row_sums.sum_rows_at_once if on_gpu else row_sums.sum_rows,
     )

@@ -24,8 +24,7 @@ _REFERENCES = Kernels()
 def make_norm(config: ModelConfig, kernels: Kernels = _REFERENCES, *, name: str | None = None) -> nn.Module:
     """Make layer normalisation (Ba et al. 2016) or RMS normalisation (Zhang and Sennrich 2019).
 
-    Statistics and parameters are float32; the result has dtype `model.dtype`. The variance is the mean square
-    of centred values: E[x^2] - E[x]^2 loses precision where the mean is large.
+    Statistics and parameters are float32; the result has dtype `model.dtype`.
     """
     dtype, affine = jnp.dtype(config.dtype), config.norm_affine
     if config.norm == "rms":
@@ -72,7 +71,11 @@ def _normalise_forward(
     wide = x.astype(jnp.float32)
     mean = wide.mean(axis=-1, keepdims=True)
     centred = wide - mean
-    inverse = jax.lax.rsqrt((centred * centred).mean(axis=-1, keepdims=True) + epsilon)
+    if kernels.one_pass and x.dtype == jnp.bfloat16:
+        variance = jnp.maximum(jnp.square(wide).mean(axis=-1, keepdims=True) - mean * mean, 0)
+    else:
+        variance = (centred * centred).mean(axis=-1, keepdims=True)
+    inverse = jax.lax.rsqrt(variance + epsilon)
     normalised = centred * inverse
     result = normalised if scale is None or bias is None else normalised * scale + bias
     return result, (x, mean, inverse, scale)
@@ -87,7 +90,7 @@ def _normalise_backward(
     d_scale = d_bias = None
     if scale is not None:
         rows = tuple(range(x.ndim - 1))
-        d_scale, d_bias = (gradient * normalised).sum(rows), gradient.sum(rows)
+        d_scale, d_bias = kernels.sum_rows((gradient * normalised, gradient), rows)
         gradient = gradient * scale
     projection = (gradient * normalised).mean(axis=-1, keepdims=True)
     x_gradient = (gradient - gradient.mean(axis=-1, keepdims=True) - normalised * projection) * inverse

@@ -66,8 +66,8 @@ needs_cuda = pytest.mark.skipif(
 @pytest.mark.parametrize(
     ("recipe", "flags", "attention", "kernels"),
     [
-        ("wmt14_en_de_big", (*BIG, "model.attention_dropout_rate=0"), "cudnn", 1800),
-        ("wmt14_en_de_big", (*BIG, "model.attention_dropout_rate=0.1"), "triton", 1820),
+        ("wmt14_en_de_big", (*BIG, "model.attention_dropout_rate=0"), "cudnn", 1200),
+        ("wmt14_en_de_big", (*BIG, "model.attention_dropout_rate=0.1"), "triton", 1220),
         ("multi30k_de_en", SMALL, "triton", 1450),
     ],
 )
@@ -93,4 +93,4 @@ def test_an_update_on_a_v5e_has_few_cycles():
     flags = ("data.batch_tokens=16384", "data.max_source_length=128", "data.max_target_length=128")
     found = describe("wmt14_en_de_base", "v5e:1x1", *SMALL, *flags)
     assert found["attention"]["kernel"] == "pallas"
-    assert 0 < found["estimate"]["million_cycles"] <= 82
+    assert 0 < found["estimate"]["million_cycles"] <= 75
