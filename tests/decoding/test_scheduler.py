@@ -38,6 +38,17 @@ def finish(live):
     return found
 
 
+def test_warm_up_compiles_what_sentences_need(searcher, live):
+    assert sum(searcher.engine.warm_up(live._params)) == len(searcher.engine.programs._found) * 3
+    found = dict(searcher.engine.programs._found)
+    for number, sentence in enumerate(make_sentences([8, 3, 6, 8, 2, 5])):
+        live.submit({number: sentence}, n_best=1)
+        for _ in range(number % 3):
+            dict(live.step(2))
+    finish(live)
+    assert len(live._slots) == 2 and searcher.engine.programs._found == found
+
+
 def test_sentences_join_and_leave_a_running_search(searcher, live):
     """One alone, six more in other rows, and later again one; two are cancelled, waiting and active."""
     sentences = make_sentences([8, 3, 6, 8, 2, 5, 7, 4, 8, 6])
