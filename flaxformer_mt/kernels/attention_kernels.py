@@ -25,7 +25,6 @@ from flaxformer_mt.kernels.pallas_attention import (
     attend_rows,
     fits_kernel,
 )
-from flaxformer_mt.kernels.row_sums import sum_rows_at_once
 from flaxformer_mt.kernels.unpad import Places, remove_padding, restore_padding
 from flaxformer_mt.parallel.sharding import map_parts
 from flaxformer_mt.shapes import Array, AttentionMask, typed
@@ -145,7 +144,7 @@ def attend_fused(
     only_plain = options.get("see_weights") is not None or keys.shape[-1] != values.shape[-1]
     changes = mask.bias is not None or scale is not None or drop is not None
     if only_plain or changes:
-        query, keys, values = _leave_gradients((query, keys, values), tuple(biases))
+        query, keys, values = _leave_gradients((query, keys, values), biases)
     if only_plain:
         return plain(query, keys, values, mask, **options)
     if changes:
@@ -176,25 +175,20 @@ def attend_fused(
     return map_parts(attend_part, *inputs, result=(query.shape, "BTHK"))
 
 
+def _leave_gradients(heads: Sequence[Array], biases: Sequence[Array]) -> Sequence[Array]:
+    return [_leave_gradient(*pair) for pair in zip(heads, biases, strict=True)] if biases else heads
+
+
 @jax.custom_vjp
-def _leave_gradients(heads: tuple[Array, ...], biases: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Return heads [B, T, H, K], to which biases [H, K] were added as constants: they get gradients here.
-
-    That of the keys is 0: it adds the same number to all scores of a query, which no softmax sees.
-    """
-    del biases
-    return heads
+def _leave_gradient(x: Array, bias: Array) -> Array:
+    """Return x [B, T, H, K], to which a bias [H, K] was added as a constant: it gets its gradient here."""
+    del bias
+    return x
 
 
-def _sum_gradients(num_biases: int, gradients: tuple[Array, ...]) -> tuple[Any, tuple[Array, ...]]:
-    if not num_biases:
-        return gradients, ()
-    query, keys, values = gradients
-    sums = sum_rows_at_once((query, values), (0, 1))
-    return gradients, (sums[0], jnp.zeros(keys.shape[2:]), sums[1])
-
-
-_leave_gradients.defvjp(lambda heads, biases: (heads, len(biases)), _sum_gradients)
+_leave_gradient.defvjp(
+    lambda x, bias: (x, None), lambda _, gradient: (gradient, gradient.astype(jnp.float32).sum((0, 1)))
+)
 
 
 def attend_rows_on_gpu(

@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.kernels import cross_entropy, int8, matmul, row_sums
+from flaxformer_mt.kernels import cross_entropy, int8, matmul
 from flaxformer_mt.kernels.attention_kernels import attend, attend_fused, attend_unpadded, resolve_attention
 from flaxformer_mt.kernels.cross_entropy import CrossEntropy
 from flaxformer_mt.kernels.matmul import Product
@@ -25,7 +25,7 @@ class Kernels:
     sums_biases: whether attention takes the biases of queries, keys and values, which were added as
     constants, and sums their gradients. one_pass: whether the variance of rows in bfloat16 is E[x^2] -
     E[x]^2, which a TPU computes at the end of a product; it loses 2^-24 of the squared mean, rounding to
-    bfloat16 has lost 2^-20. sum_rows: see row_sums.py.
+    bfloat16 has lost 2^-20.
     """
 
     product: Product = Product()
@@ -35,7 +35,6 @@ class Kernels:
     materialize: Callable[[Any], Any] = lambda x: x
     sums_biases: bool = False
     one_pass: bool = False
-    sum_rows: Callable[[Sequence[Array], Sequence[int]], list[Array]] = row_sums.sum_rows
 
 
 @functools.cache  # equal models have the same table, so that JAX compiles for them once
@@ -46,7 +45,7 @@ def choose_kernels(config: ModelConfig, platform: str, *, gathers_twice: bool = 
       platform: what programs are compiled for, as JAX names it: cpu, gpu (or cuda), tpu.
       gathers_twice: whether parameters that devices split are gathered again for the backward pass.
     """
-    on_cpu, on_gpu = platform == "cpu", platform in ("gpu", "cuda")
+    on_cpu = platform == "cpu"
     multiply = matmul.multiply_on_cpu if on_cpu else matmul.multiply
     products = Product(multiply, gathers_twice)
     plain = functools.partial(attend, products)
@@ -61,8 +60,7 @@ def choose_kernels(config: ModelConfig, platform: str, *, gathers_twice: bool = 
         integer_product=int8.integer_product_on_cpu if on_cpu else int8.integer_product,
         attention=functools.partial(attend_unpadded, attention) if on_cpu else attention,
         cross_entropy=CrossEntropy(multiply, score),
-        sums_biases=bool(kinds) and not on_cpu,
-        materialize=jax.lax.optimization_barrier if on_gpu else Kernels.materialize,
-        one_pass=not on_cpu,
-        sum_rows=row_sums.sum_rows_at_once if on_gpu else row_sums.sum_rows,
+        sums_biases=kinds == ("pallas",),
+        materialize=jax.lax.optimization_barrier if platform in ("gpu", "cuda") else Kernels.materialize,
+        one_pass=platform == "tpu",
     )

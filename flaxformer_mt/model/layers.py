@@ -90,7 +90,7 @@ def _normalise_backward(
     d_scale = d_bias = None
     if scale is not None:
         rows = tuple(range(x.ndim - 1))
-        d_scale, d_bias = kernels.sum_rows((gradient * normalised, gradient), rows)
+        d_scale, d_bias = (gradient * normalised).sum(rows), gradient.sum(rows)
         gradient = gradient * scale
     projection = (gradient * normalised).mean(axis=-1, keepdims=True)
     x_gradient = (gradient - gradient.mean(axis=-1, keepdims=True) - normalised * projection) * inverse

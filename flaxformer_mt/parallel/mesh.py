@@ -249,11 +249,6 @@ class Parallel:
         return self.mesh.devices.flat[0].platform
 
     @property
-    def joins_vectors(self) -> bool:
-        """Whether updates treat small arrays as one: on GPUs, unless devices have parts of arrays."""
-        return self.platform in ("gpu", "cuda") and self.layout.fsdp * self.layout.tensor == 1
-
-    @property
     def device_count(self) -> int:
         return self.mesh.size
 

@@ -34,11 +34,11 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
             b2=config.b2,
             eps=config.epsilon,
             weight_decay=config.weight_decay,
-            mask=mark_matrices,
+            mask=_matrices,
         ),
         "adafactor": lambda: optax.adafactor(schedule),
         "lion": lambda: optax.lion(
-            schedule, b1=config.b1, b2=config.b2, weight_decay=config.weight_decay, mask=mark_matrices
+            schedule, b1=config.b1, b2=config.b2, weight_decay=config.weight_decay, mask=_matrices
         ),
         "muon": lambda: optax.chain(
             # Muon's own weight decay excludes the embeddings, since Muon leaves these matrices to Adam. So
@@ -54,7 +54,7 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
                 # Scales updates to the RMS of Adam's (Liu et al. 2025), so that one learning rate fits both.
                 consistent_rms=0.2,
             ),
-            optax.add_decayed_weights(config.weight_decay, mark_matrices),
+            optax.add_decayed_weights(config.weight_decay, _matrices),
             optax.scale_by_learning_rate(schedule),
         ),
     }
@@ -81,12 +81,7 @@ def clip_factor(norm: Array, config: OptimConfig) -> Array:
     return jnp.minimum(1.0, config.clip_norm / norm) if config.clip_norm else jnp.ones(())
 
 
-def is_elementwise(config: OptimConfig) -> bool:
-    """Tell whether the optimizer treats each number for itself, and all parameters."""
-    return config.optimizer in ("adam", "adamw", "lion") and not (config.freeze or config.lora.rank)
-
-
-def mark_matrices(params: dict) -> dict:
+def _matrices(params: dict) -> dict:
     """Mark the parameters that decay: True for kernels and embeddings, False for biases and scales."""
 
     def is_matrix(path: tuple, leaf: Array) -> bool:

@@ -261,7 +261,7 @@ def compile_train_step(
     gradient = parallel.compile(gradient_step, partial=True)
     add = parallel.compile(add_sums, donate=(0,), partial=True)
     # The sums are not donated: no result has their shapes, and JAX would warn about it.
-    apply = make_update(selected, platform=parallel.platform, joins_vectors=parallel.joins_vectors)
+    apply = make_update(selected, platform=parallel.platform)
     update = parallel.compile(
         lambda state, numbers, sums: apply(state, numbers, parallel.sum_parts(sums)), donate=(0,)
     )

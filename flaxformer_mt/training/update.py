@@ -34,15 +34,7 @@ from flaxformer_mt.model.lora import merge_factors
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import Parallel
 from flaxformer_mt.shapes import Array, Batch
-from flaxformer_mt.training.joined_vectors import norm_by_rows, update_joined
-from flaxformer_mt.training.optimizers import (
-    Hyperparameters,
-    clip_factor,
-    is_elementwise,
-    learning_rate,
-    make_optimizer,
-    mark_matrices,
-)
+from flaxformer_mt.training.optimizers import Hyperparameters, clip_factor, learning_rate, make_optimizer
 from flaxformer_mt.training.state import TrainState
 from flaxformer_mt.training.trained_parameters import replace_trained, select_trained
 
@@ -210,28 +202,24 @@ def make_gradient_step(
 
 
 def make_update(
-    config: UpdateConfig, *, platform: str = "cpu", joins_vectors: bool = False
+    config: UpdateConfig, *, platform: str = "cpu"
 ) -> Callable[[TrainState, Hyperparameters, Sums], tuple[TrainState, StepMetrics]]:
     """Build the pure update: division by the weight, clipping, optimizer, moving average.
 
     If the loss or the gradient norm is NaN or infinite, the update changes only the counters.
-
-    Args:
-      platform: the platform that the program is compiled for; see `_take_if`.
-      joins_vectors: whether to treat small arrays as one, if the optimizer can; see joined_vectors.py.
     """
 
     def update(state: TrainState, numbers: Hyperparameters, sums: Sums) -> tuple[TrainState, StepMetrics]:
         optimizer = make_optimizer(config.optim, lambda step: learning_rate(numbers, step))
         inverse = 1 / sums.weight  # the only division by a count
-        norm = (norm_by_rows if joins_vectors else optax.tree.norm)(sums.gradients) * inverse
+        norm = optax.tree.norm(sums.gradients) * inverse
         finite = jnp.isfinite(norm) & jnp.isfinite(sums.loss_sum)
 
-        def apply(gradients: Any, params: Any, opt_state: Any, ema_params: Any) -> tuple[Any, Any, Any]:
+        def apply(params: Any, opt_state: Any, ema_params: Any) -> tuple[Any, Any, Any]:
             trained = select_trained(params, config.optim)
             # One factor: XLA repeats a product wherever it is used, and writes a quotient to memory.
             scale = inverse * clip_factor(norm, config.optim)
-            gradients = jax.tree.map(lambda g: g * scale, gradients)
+            gradients = jax.tree.map(lambda g: g * scale, sums.gradients)
             updates, opt_state = optimizer.update(gradients, opt_state, trained)
             params = replace_trained(params, optax.apply_updates(trained, updates), config.optim)
             if ema_params is not None:
@@ -241,13 +229,9 @@ def make_update(
                 ema_params = jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), ema_params, params)
             return params, opt_state, ema_params
 
-        old = (state.params, state.opt_state, state.ema_params)
-        if joins_vectors and is_elementwise(config.optim):
-            is_matrix = mark_matrices(sums.gradients)
-            params, opt_state, ema_params = update_joined(finite, apply, is_matrix, sums.gradients, *old)
-        else:
-            apply_own = functools.partial(apply, sums.gradients)
-            params, opt_state, ema_params = _take_if(finite, apply_own, *old, platform=platform)
+        params, opt_state, ema_params = _take_if(
+            finite, apply, state.params, state.opt_state, state.ema_params, platform=platform
+        )
         skipped_now = jnp.where(finite, 0, 1)
         new_state = TrainState(
             step=state.step + 1,
@@ -291,7 +275,7 @@ def make_train_step(
     """Build the pure update from one batch, whose rows the devices of `parallel` share."""
     gradient_step = make_gradient_step(model, config, loss_terms=loss_terms)
     gradient_step = parallel.over_rows(gradient_step, batch=3)
-    update = make_update(config, platform=parallel.platform, joins_vectors=parallel.joins_vectors)
+    update = make_update(config, platform=parallel.platform)
 
     def train_step(
         state: TrainState, numbers: Hyperparameters, batch: Batch | BatchArray

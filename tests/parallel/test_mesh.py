@@ -19,9 +19,6 @@ from flaxformer_mt.kernels.masks import MaskRule
 from flaxformer_mt.kernels.matmul import Product
 from flaxformer_mt.parallel import Parallel, make_parallel
 from flaxformer_mt.parallel.sharding import map_parts
-from flaxformer_mt.training.optimizers import make_hyperparameters
-from flaxformer_mt.training.state import init_state
-from flaxformer_mt.training.update import Sums, UpdateConfig, make_update
 
 KERNEL = "layers_0/feedforward/input/kernel"
 
@@ -121,22 +118,6 @@ def test_matrices_that_are_gathered_twice_are_not_kept_between_the_passes():
     assert count == {"once": layers, "twice": 2 * layers}
     matrix = 4 * width**2
     assert memory["once"] > layers * matrix and memory["twice"] < 3 * matrix, memory
-
-
-def test_vectors_are_joined_where_no_device_has_a_part(monkeypatch):
-    """On GPUs, whose update then sends nothing, and still has the state of the devices in its place."""
-    assert not make_mesh().joins_vectors
-    monkeypatch.setattr(Parallel, "platform", "gpu")
-    layouts = {}, {"fsdp": 8}, {"tensor": 8}, {"data": 4, "fsdp": 2}
-    assert [make_mesh(**layout).joins_vectors for layout in layouts] == [True, False, False, False]
-    config, parallel = Config(), make_mesh()
-    update = make_update(UpdateConfig.of(config), platform="gpu", joins_vectors=True)
-    params = {f"layers_{n}": {"kernel": jnp.ones((8, 8)), "bias": jnp.ones(8)} for n in range(3)}
-    sums = Sums(params, *[jnp.ones(())] * 5)
-    inputs = init_state(params, config.optim), make_hyperparameters(config), sums
-    program = parallel.compile(update, donate=(0,)).lower(*map(parallel.place_shapes, inputs)).compile()
-    text = read_compiled(program.as_text())
-    assert not text.collectives and text.donated == len(jax.tree.leaves(inputs[0]))
 
 
 @pytest.mark.parametrize("kind", ["pallas", "triton"])
