@@ -47,6 +47,7 @@ def test_every_public_name_has_an_example_and_loads():
         getattr(flaxformer_mt, "Translater")  # noqa: B009
 
 
+@pytest.mark.slow  # .ci/docs runs the page, too, and each function that it calls has tests of its own
 def test_the_examples_run(tmp_path, monkeypatch, capfd):
     """In an empty folder: they print what they say, on standard output, and the library prints nothing."""
     pytest.importorskip("torch")

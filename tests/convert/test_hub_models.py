@@ -179,7 +179,8 @@ WORDS = dict(
 )
 
 
-@pytest.mark.parametrize("name", mark_slow(MAKERS, *({*MAKERS} - {"nllb"})))
+@pytest.mark.slow  # by default: logits of all families, and translations of Marian's class and of CTranslate2
+@pytest.mark.parametrize("name", MAKERS)
 def test_translations_are_those_of_transformers(name, tmp_path):
     """With a model that has learned a little, so that its translations end. Beam search differs in one thing:
     there, ended hypotheses are replaced by the next best ones."""

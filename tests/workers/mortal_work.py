@@ -9,16 +9,19 @@ from pathlib import Path
 from flaxformer_mt.errors import UserError, warn_user
 
 
-def make_mortal_work(folder, *, kills=None, dies_at_start=False):
-    """A function that squares numbers, and writes into a folder which block was begun in which process."""
+def make_mortal_work(folder, *, kills=None, dies_at_start=False, awaited=None):
+    """A function that squares numbers, and writes into a folder which block was begun in which process.
+
+    Block 0 takes until the block `awaited` has begun.
+    """
     warn_user("loaded")
     if dies_at_start:
         _note(folder, "start")
         os.kill(os.getpid(), signal.SIGKILL)
-    return functools.partial(_square, folder, kills or {})
+    return functools.partial(_square, folder, kills or {}, awaited)
 
 
-def _square(folder, kills, block):
+def _square(folder, kills, awaited, block):
     _note(folder, f"block{block}")
     if len(begun(folder, block)) <= kills.get(block, 0):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -27,6 +30,8 @@ def _square(folder, kills, block):
         return "went on"
     if block == 0:
         time.sleep(0.5)  # the others are done before
+        while awaited and not begun(folder, awaited):
+            time.sleep(0.02)
     if block == 2:
         warn_user("block 2 is odd")
     if block == "wrong":

@@ -72,7 +72,7 @@ def test_blocks_are_read_ahead_but_for_a_few(tmp_path):
     """While the first block is worked on, the other worker does what there is room for."""
     read = []
     blocks = (read.append(number) or number for number in range(20))
-    make = functools.partial(make_mortal_work, tmp_path)
+    make = functools.partial(make_mortal_work, tmp_path, awaited=3)
     with pytest.warns(FlaxformerWarning) as caught, open_workers(make, PoolOptions(2)) as map_blocks:
         results = map_blocks(blocks, name=str)
         assert next(results) == 0 and len(read) == 4
