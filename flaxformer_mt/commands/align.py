@@ -13,9 +13,9 @@ _CHUNK = 4096
 
 
 def align_training_pairs(options: AlignOptions) -> dict[str, Any]:
+    from flaxformer_mt.corpus.pharaoh import format_points
     from flaxformer_mt.corpus.reader import find_files, open_train_set
     from flaxformer_mt.corpus.word_alignment import align_corpus
-    from flaxformer_mt.text_io.pharaoh import format_points
     from flaxformer_mt.unicode_text import split_words
 
     data = options.config.data

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flaxformer_mt.text_io.pharaoh import format_points
+from flaxformer_mt.corpus.pharaoh import format_points
 from flaxformer_mt.translation.result import Translation, drop_repeated
 
 # Maps ids of the target vocabulary to pieces.

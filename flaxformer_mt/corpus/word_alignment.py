@@ -15,9 +15,9 @@ import numpy as np
 
 from flaxformer_mt.atomic_folder import artifact, digest, map_arrays, save_arrays
 from flaxformer_mt.corpus.pairs import RawSplit, Side, WordLinks
+from flaxformer_mt.corpus.pharaoh import parse_points
 from flaxformer_mt.corpus.text_files import load_or_scan, read_lines
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.text_io.pharaoh import parse_points
 from flaxformer_mt.unicode_text import MARKS, spell, split_words
 
 # Cells of a block [N, T, S], the unit of the computation; cells of all blocks that are kept in memory.
