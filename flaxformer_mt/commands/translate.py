@@ -25,7 +25,7 @@ from flaxformer_mt.commands.options import (
     read_glossary,
     read_languages,
 )
-from flaxformer_mt.config import SearchConfig
+from flaxformer_mt.config import DataConfig, SearchConfig
 from flaxformer_mt.config.checks import check_n_best, check_search
 from flaxformer_mt.config.files import read_config, split_checkpoint
 from flaxformer_mt.config.load_options import LoadOptions
@@ -38,6 +38,7 @@ from flaxformer_mt.text_io.lines import (
     check_output,
     count_lines,
     is_device,
+    open_input,
     open_lines,
     open_output,
     take_windows,
@@ -276,13 +277,15 @@ def _make_jax_engine(
 def translate_with_ctranslate2(options: TranslateOptions) -> None:
     """Translate --input by the model folder --run, line by line, and keep the record of the output."""
     from flaxformer_mt.commands.output_formats import TranslationFormat
+    from flaxformer_mt.convert.formats import ImportOverrides, find_config
 
     with importing("ctranslate2", what="--backend=ctranslate2"):
         from flaxformer_mt.convert.ctranslate2.backend import load_engine
     changes = _find_search_changes(options)
     folder, split = options.run.expanduser(), options.split_sentences
     make_engine = functools.partial(load_engine, folder, split_sentences=split, **changes)
-    write_translations(options, make_engine, TranslationFormat(), fields={}, keep_record=True)
+    data = find_config(folder, ImportOverrides()).data if options.documents else None
+    write_translations(options, make_engine, TranslationFormat(), data=data, fields={}, keep_record=True)
 
 
 # The search options that change nothing with CTranslate2, whatever their values; its engine refuses others.
@@ -371,7 +374,8 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
         define=functools.partial(define_scorers, options.scorer, timeout=options.scorer_timeout),
     )
     fields = {"n_best": n_best, "annotations": annotations, "glossary": read_glossary(options), **languages}
-    write_translations(options, make_engine, form, fields=fields, keep_record=keep_record)
+    data = read_config(options.run / "config.json").data if options.documents else None
+    write_translations(options, make_engine, form, data=data, fields=fields, keep_record=keep_record)
 
 
 def write_translations(
@@ -379,18 +383,20 @@ def write_translations(
     make_engine: "Callable[[], Engine | PivotEngines]",
     form: "TranslationFormat",
     *,
+    data: DataConfig | None,
     fields: Mapping[str, Any],
     keep_record: bool,
 ) -> None:
     """Translate --input by blocks of lines, and write the output of each in order.
 
-    `fields` are those of all requests; `keep_record`: see `ResumableOutput`.
+    `data` says how many lines before a line are read (None: none); `fields` are those of all requests;
+    `keep_record`: see `ResumableOutput`.
     """
     from flaxformer_mt.text_io.throughput import Throughput
 
     counts: Counter[str] = Counter()
     with contextlib.ExitStack() as files:
-        texts, documents = _open_texts(options, files)
+        texts, documents = _open_texts(options, data, files)
         describe, translate = files.enter_context(_open_translator(options, make_engine, form))
         typed = options.input == STANDARD and sys.stdin.isatty()
         window = options.window or (1 if typed else WINDOW)  # typed lines are translated one by one
@@ -411,14 +417,13 @@ def write_translations(
 
 
 def _open_texts(
-    options: TranslateOptions, files: contextlib.ExitStack
+    options: TranslateOptions, data: DataConfig | None, files: contextlib.ExitStack
 ) -> "tuple[dict[str, Text], Documents | None]":
     """Return the input, prefixes and required phrases; and the documents that the input is of, if any."""
     from flaxformer_mt.corpus.documents import Documents, check_context
 
     paths = {"input": options.input, "prefixes": options.prefix, "required": options.required}
     paths["document_ids"] = options.document_ids
-    data = read_config(options.run / "config.json").data if options.documents else None
     if data is not None:
         check_context(data, "--documents")
     texts = {
@@ -426,7 +431,7 @@ def _open_texts(
         for name, path in paths.items()
         if path is not None
     }
-    _check_lengths(options)
+    check_lengths(options, ("prefix", "required", "document_ids"), "input")
     ids = texts.pop("document_ids", None)
     if data is None:
         return texts, None
@@ -486,11 +491,6 @@ def _check_flags(options: TranslateOptions) -> None:
             "only one of --input, --prefix, --required and --glossary can be standard input; give files for "
             "the others"
         )
-    if options.document_ids == STANDARD or (options.document_ids and not options.documents):
-        problem = "cannot be standard input" if options.documents else "has no effect without --documents"
-        raise UserError(
-            f"--document_ids={options.document_ids} {problem}; give --documents --document_ids=FILE"
-        )
     if options.n_best is not None and options.token_scores and not options.json:
         raise UserError("--token_scores has no effect with --n_best; leave it out, or give --json instead")
     if options.markup and options.alignments == "pieces":
@@ -506,9 +506,14 @@ def _check_flags(options: TranslateOptions) -> None:
 
 
 def check_line_flags(options: TranslateOptions | CorpusOptions) -> None:
-    """Raise UserError if --resume and --overwrite are both given."""
+    """Raise UserError for flags of lines that exclude each other or have no effect."""
     if options.resume and options.overwrite:
         raise UserError("--resume and --overwrite exclude each other; leave one out")
+    if options.document_ids == STANDARD or (options.document_ids and not options.documents):
+        problem = "cannot be standard input" if options.documents else "has no effect without --documents"
+        raise UserError(
+            f"--document_ids={options.document_ids} {problem}; give --documents --document_ids=FILE"
+        )
 
 
 def _check_standard_input(options: TranslateOptions, *, uses_workers: bool) -> None:
@@ -522,15 +527,17 @@ def _check_standard_input(options: TranslateOptions, *, uses_workers: bool) -> N
             raise UserError(f"--workers and --ray translate files; give --{name}=FILE")
 
 
-def _check_lengths(options: TranslateOptions) -> None:
-    """Raise UserError if a file with a line for each line of --input has another number of lines."""
-    num_lines = count_lines(options.input)
-    for flag in ("prefix", "required", "document_ids"):
-        path = getattr(options, flag)
-        count = None if path is None else count_lines(path)
+def check_lengths(options: Any, flags: Sequence[str], name: str) -> None:
+    """Raise UserError if a file with a line for each line of the file --name has another number of lines."""
+    num_lines = count_lines(getattr(options, name))
+    for flag in flags:
+        if (path := getattr(options, flag, None)) is None:
+            continue
+        with open_input(path, flag):
+            count = count_lines(path)
         if None not in (num_lines, count) and num_lines != count:
             raise UserError(
-                f"--{flag}={path} has {count} lines, but --input={options.input} has {num_lines}; give one "
-                "for each line"
-                + (", an empty one for a line without constraint" if flag != "document_ids" else "")
+                f"--{flag}={path} has {count} lines, but --{name}={getattr(options, name)} has {num_lines}; "
+                "give one for each line"
+                + (", an empty one for a line without constraint" if flag in ("prefix", "required") else "")
             )

@@ -21,7 +21,7 @@ from flaxformer_mt.unicode_text import find_script, is_blank, lacks_spaces
 
 # Lengths of sequences that count as repeated: of words, and of letters in scripts without spaces.
 _WORDS, _LETTERS = range(1, 5), range(2, 25)
-TABLE, REPORT = "train.tsv", "report.json"
+TABLE, DOCUMENTS, REPORT = "train.tsv", "train.documents", "report.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +92,12 @@ def write_table(
     *,
     tag: str = "",
     weight: float | None = None,
+    ids: Iterable[str] | None = None,
 ) -> dict[str, Any]:
     """Write the pairs that the rules keep; return what the report says of them, as JSON values.
 
     `tag` comes before each source, and the rules do not see it; `weight` is that of each pair in the loss, as
-    a third column.
+    a third column. `ids` are those of the documents of all pairs, for DOCUMENTS; None: there is no such file.
     """
     filters = read_filters(rules.clean_scores, "--clean_scores")
     counts = dict.fromkeys(("lines", "pairs"), 0)
@@ -105,20 +106,24 @@ def write_table(
     prefix = f"{tag} " if tag else ""
     partial = folder / f"{TABLE}.partial"
     with partial.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
-        for source, target in pairs:
+        for (source, target), place in zip(pairs, itertools.repeat("") if ids is None else ids, strict=False):
             counts["lines"] += 1
             problem = rules.find_problem(source, target)
             if problem is not None:
                 dropped[problem] += 1
                 continue
             counts["pairs"] += 1
-            file.write(f"{prefix}{_one_cell(source)}\t{_one_cell(target)}{column}\n")
+            place = "" if ids is None else f"\t{counts['lines']} {_one_cell(place)}"
+            file.write(f"{prefix}{_one_cell(source)}\t{_one_cell(target)}{column}{place}\n")
     for one in filters:
         left_out = _filter_table(partial, one, prefix)
         counts["pairs"] -= left_out
         dropped["scores"] = dropped.get("scores", 0) + left_out
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
+    (folder / DOCUMENTS).unlink(missing_ok=True)
+    if ids is not None:
+        _take_places(partial, folder / DOCUMENTS)
+    with partial.open("rb") as table:
+        os.fsync(table.fileno())
     os.replace(partial, folder / TABLE)
     values = {field.name: getattr(rules, field.name) for field in dataclasses.fields(PairRules)}
     if not filters:
@@ -137,6 +142,23 @@ def _filter_table(table: Path, chosen: ScoreFilter, prefix: str) -> int:
         output.writelines(itertools.compress(file, kept))
     os.replace(better, table)
     return kept.count(False)
+
+
+def _take_places(table: Path, documents: Path) -> None:
+    """Move the last column, line and document of each row, to a file: the line with which a document begins.
+
+    It ends where a line was left out, too: no line is read after another one than that which stood before it.
+    """
+    better, first, following = table.with_suffix(".placed"), b"", (0, b"")
+    with table.open("rb") as rows, better.open("wb") as output, documents.open("wb") as file:
+        for row in rows:
+            pair, place = row.removesuffix(b"\n").rsplit(b"\t", 1)
+            line, _, document = place.partition(b" ")
+            first = first if (int(line), document) == following else line
+            following = int(line) + 1, document
+            output.write(pair + b"\n")
+            file.write(first + b"\n")
+    os.replace(better, table)
 
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:

@@ -265,6 +265,41 @@ def test_an_interrupted_translation_resumes_with_the_same_bytes(run_dir, tmp_pat
     assert Path("out").read_bytes() == Path("whole").read_bytes() and not Path("out.partial").exists()
 
 
+@pytest.mark.parametrize("command", ["distil", "backtranslate"])
+def test_a_teacher_with_context_makes_pairs_that_are_read_with_context(
+    config, run_dir, tmp_path, monkeypatch, command
+):
+    """Before each pair, training reads what stood before the line, unless a pair was left out in between."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "in", txt=LINES, ids=LINE_IDS)
+    documents = ["--documents", "--document_ids=in.ids"]
+    assert main(["translate", f"--run={run_dir}", "--input=in.txt", *documents, "--output=expected"]) == 0
+    rules = ["--copies", "--max_repetitions=99", "--pair_length_ratio=3"]
+    assert main([command, f"--run={run_dir}", "--input=in.txt", *documents, "--output=made", *rules]) == 0
+    translated = Path("expected").read_text().split("\n")[:-1]
+    assert Path("made/translations.txt").read_text().split("\n")[:-1] == translated
+    rows = [line.split("\t") for line in Path("made/train.tsv").read_text().split("\n")[:-1]]
+    sides = [translated, LINES] if command == "backtranslate" else [LINES, translated]
+    tag = "<BT> " if command == "backtranslate" else ""
+    left, expected, before = iter(rows), [], []
+    row = next(left, None)
+    for number, (source, target) in enumerate(zip(*sides, strict=True)):
+        if number and LINE_IDS[number] != LINE_IDS[number - 1]:
+            before = []
+        if row == [tag + source, target]:
+            expected.append((tag + source, tuple(before[-2:])))
+            before, row = [*before, tag + source], next(left, None)
+        else:  # left out
+            before = []
+    assert row is None and 2 < len(expected) < len(LINES)
+    data = in_folder(config, tmp_path / "made")
+    found = [
+        (pair.source, tuple(one.source for one in lines))
+        for pair, lines in read_pairs(data, "train").with_lines_before()
+    ]
+    assert found == expected
+
+
 def one_line(capfd):
     message = capfd.readouterr().err.strip()
     assert "Traceback" not in message and message.startswith("error: ") and "\n" not in message
