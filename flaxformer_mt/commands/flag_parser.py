@@ -40,7 +40,7 @@ from flaxformer_mt.errors import UserError, find_url, local_path
 from flaxformer_mt.object_store.remote_runs import fetch_input, open_copy, open_output, publish_output
 
 # Flags that name a file or a folder to read.
-_INPUTS = ("input", "prefix", "required", "glossary", "source", "reference", "target", "vocab")
+_INPUTS = ("input", "candidates", "prefix", "required", "glossary", "source", "reference", "target", "vocab")
 # How similar a flag is to the one that a message asks for: --rum is to --run, --epochs is not to --process.
 _SIMILAR = 0.7
 _CONFIG_HELP = f"""

@@ -1,8 +1,8 @@
 """The commands that make training data with a trained model: `backtranslate` and `distil`.
 
-Both translate into DIR/translations.txt with the command `translate`, which is resumable, and then write the
-pairs that pass the filters at once. A command that is run again with --resume repeats only the second part,
-which is quick and a function of the first.
+Both translate into DIR/translations.txt with the command `translate`, which is resumable, or `distil` chooses
+among candidates (choose_candidates.py). Then they write the pairs that pass the filters at once. A command
+that is run again with --resume repeats only the second part, which is quick and a function of the first.
 """
 
 import dataclasses
@@ -15,9 +15,11 @@ from flaxformer_mt.commands.options import (
     CorpusOptions,
     DistilOptions,
     FileTranslationOptions,
+    LanguageOptions,
     TranslateOptions,
 )
 from flaxformer_mt.commands.translate import (
+    check_lengths,
     check_line_flags,
     choose_search,
     translate_file,
@@ -26,12 +28,12 @@ from flaxformer_mt.commands.translate import (
 from flaxformer_mt.config.checks import check_n_best
 from flaxformer_mt.config.load_options import take_values
 from flaxformer_mt.errors import UserError, name_full_disk, warn_user
-from flaxformer_mt.scoring.metrics import find_metric, score_sentences
-from flaxformer_mt.text_io.lines import STANDARD, check_writable, count_lines, open_input, open_lines
+from flaxformer_mt.scoring.metrics import find_metric, need_no_references
+from flaxformer_mt.text_io.lines import STANDARD, check_writable, open_input, open_lines
 from flaxformer_mt.text_io.pair_table import TABLE, write_report, write_table
 
 TRANSLATIONS = "translations.txt"
-# N-best lists that a scorer from outside compares at a time.
+# N-best lists that are chosen from at a time.
 _LISTS = 256
 
 
@@ -55,18 +57,35 @@ def backtranslate(options: BacktranslateOptions) -> dict[str, Any] | None:
 
 def distil(options: DistilOptions) -> dict[str, Any] | None:
     """Run the command `distil`; return the report, or None in all processes but the first."""
-    options = _check(options)
-    n_best = _check_targets(options)
-    translate_file(_translate_options(options, n_best=n_best), keep_record=True)
+    if options.candidates is not None:
+        _check_candidates(options)
+    elif missing := [f"--{name}" for name in ("run", "input") if getattr(options, name) is None]:
+        raise UserError(f"distil lacks {' and '.join(missing)}, or --candidates=FILE; see --help")
+    options = _check_targets(_check(options))
+    if options.candidates is None:
+        languages = take_values(options, LanguageOptions)
+        translate_file(_translate_options(options, n_best=options.n_best, **languages), keep_record=True)
     if not _is_first():
         return None
-    sources = _read(options.input, options)
+    if options.candidates is not None:
+        return _distil_candidates(options, options.candidates)
+    sources = _read(str(options.input), options)
     targets = _read(str(options.output / TRANSLATIONS), options)
-    if n_best is not None:
-        references = _read(str(options.reference), options)
-        originals = _read(options.input, options)
-        targets = _choose_closest(originals, read_n_best(targets), references, options.metric)
+    if options.targets != "best":
+        targets = _choose_targets(options, read_n_best(targets))
     report = _write_pairs(options, zip(sources, targets, strict=True))
+    write_report(options.output, report)
+    return report
+
+
+def _distil_candidates(options: DistilOptions, candidates: str) -> dict[str, Any]:
+    from flaxformer_mt.commands.choose_candidates import CandidateReport, write_choices
+
+    write_choices(options, candidates)
+    made = CandidateReport()
+    report = _write_pairs(options, made.read_pairs(options))
+    report |= {"targets": options.targets, "metric": options.metric, **made.facts}
+    made.write_page(options, report)
     write_report(options.output, report)
     return report
 
@@ -77,61 +96,73 @@ def _check(options: Any) -> Any:
         warn_user("--max_length_ratio, which filters pairs here, is now called --pair_length_ratio")
         changes = {"pair_length_ratio": options.max_length_ratio, "max_length_ratio": None}
         options = dataclasses.replace(options, **changes)
-    if options.input == STANDARD:
-        raise UserError("--input is read twice, so that it cannot be standard input; give a file")
-    with open_input(options.input):
+    name = "input" if getattr(options, "candidates", None) is None else "candidates"
+    path = getattr(options, name)
+    if path == STANDARD:
+        raise UserError(f"--{name} is read twice, so that it cannot be standard input; give a file")
+    with open_input(path, name):
         pass
     check_line_flags(options)
     folder = options.output.expanduser()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output={folder} is a file; give a folder")
     check_writable(folder)
-    finished = folder / TRANSLATIONS
+    finished = folder / {"input": TRANSLATIONS, "candidates": "choices.jsonl"}[name]
     if finished.exists() and not (options.resume or options.overwrite):
         raise UserError(
             f"{finished} exists; give --resume to keep it, --overwrite to start over, or another --output"
         )
+    check_lengths(options, ("reference", "document_ids"), name)
     folder.mkdir(parents=True, exist_ok=True)
     return dataclasses.replace(options, output=folder)
 
 
-def _check_targets(options: DistilOptions) -> int | None:
-    """Return the number of translations to choose from; None for the best one alone."""
+def _check_candidates(options: DistilOptions) -> None:
+    """Raise UserError for flags of translation, which candidates do not need."""
+    used = {"scorer", "scorer_timeout", "invalid_utf8", "documents", "document_ids", "max_length_ratio"}
+    unused = {field.name for field in dataclasses.fields(FileTranslationOptions)} - used | {"input", "n_best"}
+    for field in dataclasses.fields(options):
+        if field.name in unused and (value := getattr(options, field.name)) != field.default:
+            raise UserError(f"--{field.name}={value} has no effect with --candidates; leave one of them out")
+
+
+def _check_targets(options: DistilOptions) -> DistilOptions:
+    """Raise UserError for flags that have no effect or are missing; fill in n_best and the metric."""
+    useless = {"best": ("reference", "n_best", "metric"), "nbest": ()}.get(options.targets, ("reference",))
+    for name in useless:
+        if (value := getattr(options, name)) is not None:
+            problem = f"has no effect with --targets={options.targets}"
+            raise UserError(f"--{name}={value} {problem}; give --targets=nbest")
     if options.targets == "best":
-        for name, default in {"reference": None, "n_best": None, "metric": "bleu"}.items():
-            if (value := getattr(options, name)) != default:
-                raise UserError(f"--{name}={value} has no effect with --targets=best; give --targets=nbest")
-        return None
-    if options.reference is None:
+        return options
+    if options.targets == "nbest" and options.reference is None:
         raise UserError("--targets=nbest compares translations with references; give --reference=FILE")
-    with open_input(options.reference):
-        pass
-    lines, references = count_lines(options.input), count_lines(options.reference)
-    if lines != references:
-        raise UserError(
-            f"--reference={options.reference} has {references} lines, but --input={options.input} "
-            f"has {lines}; give one reference for each line"
-        )
-    find_metric(options.metric, "--metric")
-    search = choose_search(options)
-    n_best = (
-        (search.beam_size if search.method != "greedy" else 1) if options.n_best is None else options.n_best
-    )
+    metric = options.metric or {"nbest": "bleu", "mbr": "chrf"}.get(options.targets)
+    if metric is None:
+        raise UserError("--targets=scorer needs --metric=NAME, which --scorer=NAME=COMMAND defines")
+    scorer = find_metric(metric, "--metric")
+    if options.targets == "scorer":
+        need_no_references(metric, scorer, "--targets=scorer")
+    if options.candidates is not None:
+        return dataclasses.replace(options, metric=metric)
+    search, n_best = choose_search(options), options.n_best
+    if n_best is None:
+        n_best = search.beam_size if search.method != "greedy" else 1
     check_n_best(search, n_best, where="--")
-    return n_best
+    return dataclasses.replace(options, metric=metric, n_best=n_best)
 
 
-def _translate_options(options: CorpusOptions, *, n_best: int | None = None) -> TranslateOptions:
+def _translate_options(options: CorpusOptions, **more: Any) -> TranslateOptions:
     """Return the options of `translate` that translate --input into TRANSLATIONS."""
     return TranslateOptions(
         **take_values(options, FileTranslationOptions),
         input=options.input,
         output=str(options.output / TRANSLATIONS),
-        n_best=n_best,
         window=options.window,
         resume=options.resume,
         overwrite=options.overwrite,
         capitals="never",
+        **more,
     )
 
 
@@ -149,8 +180,11 @@ def _read(path: str, options: CorpusOptions) -> Iterator[str]:
 def _write_pairs(
     options: CorpusOptions, pairs: Iterable[tuple[str, str]], *, tag: str = ""
 ) -> dict[str, Any]:
+    ids: Iterable[str] | None = itertools.repeat("") if options.documents else None
+    if options.document_ids is not None:
+        ids = _read(options.document_ids, options)
     with name_full_disk(options.output / TABLE):
-        return write_table(options.output, pairs, options, tag=tag, weight=options.weight)
+        return write_table(options.output, pairs, options, tag=tag, weight=options.weight, ids=ids)
 
 
 def read_n_best(lines: Iterable[str]) -> Iterator[list[str]]:
@@ -159,16 +193,15 @@ def read_n_best(lines: Iterable[str]) -> Iterator[list[str]]:
         yield [line.split(" ||| ")[1].replace("&#124;&#124;&#124;", "|||") for line in group]
 
 
-def _choose_closest(
-    sources: Iterable[str], n_best: Iterable[list[str]], references: Iterable[str], metric: str
-) -> Iterator[str]:
-    """Yield of each list the text with the best score against its reference; of equal ones the first."""
-    # A scorer from outside is asked for many lines at once; BLEU's tokenizer fits the script of one line.
-    size = _LISTS if find_metric(metric, "--metric").scorer is not None else 1
-    rows = zip(sources, n_best, references, strict=True)
-    while lists := list(itertools.islice(rows, size)):
-        candidates = [(source, text, reference) for source, texts, reference in lists for text in texts]
-        scores = iter(score_sentences(metric, *map(list, zip(*candidates, strict=True))))
-        for _, texts, _ in lists:
-            own = [next(scores) for _ in texts]
-            yield texts[own.index(max(own))]
+def _choose_targets(options: DistilOptions, n_best: Iterable[list[str]]) -> Iterator[str]:
+    """Yield of each list the text that --targets says."""
+    from flaxformer_mt.commands.choose_candidates import Group, choose
+
+    references: Iterator[str | None] = itertools.repeat(None)
+    if options.reference is not None:
+        references = _read(options.reference, options)
+    rows = zip(_read(str(options.input), options), n_best, references, strict=False)
+    while lists := list(itertools.islice(rows, _LISTS)):
+        groups = [Group(source, texts, [True] * len(texts), reference) for source, texts, reference in lists]
+        for group, (number, _) in zip(groups, choose(groups, options), strict=True):
+            yield group.texts[number or 0]

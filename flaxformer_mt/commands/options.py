@@ -103,6 +103,20 @@ class EncodingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DocumentOptions:
+    """Which lines belong together."""
+
+    # ---- input and output ----
+
+    # Read each line with the lines before it in its document, which needs a model with data.context.
+    # Documents end at blank lines.
+    documents: bool = False
+    # File with the id of the document of each line, one line for each input line; documents end where the id
+    # changes, too. None: no ids.
+    document_ids: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class JsonOptions:
     """How the result is printed."""
 
@@ -296,6 +310,7 @@ class FileTranslationOptions(
     NonfiniteOptions,
     EnsembleOptions,
     EncodingOptions,
+    DocumentOptions,
 ):
     """Options of all commands that translate files."""
 
@@ -317,12 +332,6 @@ class TranslateOptions(
     input: str = "-"
     # File for the translations, named FILE.partial until it is complete. `-`: standard output.
     output: str = "-"
-    # Read each line with the lines before it in its document, which needs a model with data.context.
-    # Documents end at blank lines.
-    documents: bool = False
-    # File with the id of the document of each line, one line for each input line; documents end where the id
-    # changes, too. None: no ids.
-    document_ids: str | None = None
     # Run (or RUN@CHECKPOINT) that translates further: --run=DE_EN --then=EN_FR translates from German to
     # French. Search options are for both runs; --checkpoint, --ensemble and --shortlist are for --run. None:
     # no such run.
@@ -491,22 +500,30 @@ class BacktranslateOptions(CorpusOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistilOptions(CorpusOptions):
-    """Makes training pairs for a student: sources, and their translations by a teacher, the run --run."""
+class DistilOptions(CorpusOptions, LanguageOptions):
+    """Makes training pairs for a student: sources, and their translations by the run --run or any system."""
 
+    # Run directory of the teacher, or its URL (gs://, s3://). None: --candidates has the translations.
+    run: Path | None = None  # type: ignore[assignment]
+    # UTF-8 text file for the run to translate, one sentence per line. None: --candidates has the sources.
+    input: str | None = None  # type: ignore[assignment]
     # ---- distillation ----
 
-    # File of the reference translations, one line for each line of --input, for --targets=nbest. None: no
-    # references.
+    # File of sources with translations by any system, such as a large language model: a source and its
+    # translations per line, separated by tabs; or in FILE.jsonl objects {"source": TEXT, "translations":
+    # [TEXT, ...]}. What is no translation is left out. None: --run translates --input.
+    candidates: str | None = None
+    # File of the reference translations, one line for each source, for --targets=nbest. None: no references.
     reference: str | None = None
-    # best: the best translation of each line. nbest: of the n best translations, the closest to the reference
-    # (Kim and Rush 2016).
-    targets: Literal["best", "nbest"] = "best"
-    # With --targets=nbest, number of translations to choose from. None: all hypotheses of the search.
+    # best: the best (first) translation of each source. Of the n best, or of all candidates, nbest: the
+    # closest to the reference (Kim and Rush 2016); mbr: the one with minimum Bayes risk; scorer: the one that
+    # --metric, which --scorer defines, scores highest.
+    targets: Literal["best", "nbest", "mbr", "scorer"] = "best"
+    # Number of translations by --run to choose from. None: all hypotheses of the search.
     n_best: int | None = None
-    # With --targets=nbest, the score of a sentence by which the closest translation is chosen: bleu, chrf,
-    # chrf++, ter, or what --scorer defines.
-    metric: str = "bleu"
+    # Score of a sentence by which targets are chosen: bleu, chrf, chrf++, ter, or what --scorer defines.
+    # None: bleu for nbest, chrf for mbr.
+    metric: str | None = None
 
 
 @dataclass(frozen=True)

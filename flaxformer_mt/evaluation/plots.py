@@ -27,6 +27,8 @@ _MAX_INCHES = 56.0
 
 # More points of a curve could not be told apart.
 _MOST_POINTS = 300
+# Bins of a histogram.
+_BINS = 12
 # Inches of a chart: the view box of page.html.jinja has 72 units in each.
 _CHART = 4.2, 2.4
 # Colors that stand for those of a page: page.css has the light and the dark ones.
@@ -137,6 +139,23 @@ def chart_bars(groups: Mapping[str, Sequence[tuple[int, Bar]]], *, title: str, x
     axes.set_xticks(range(len(groups)), list(groups), parse_math=False)
     axes.set_ylim(0, min(100, axes.get_ylim()[1]))
     return [Chart(title, f"{len(groups)} groups; the table has the values", _write_svg(axes))]
+
+
+def chart_histograms(samples: Mapping[str, Sequence[float]], *, title: str, x_name: str) -> list[Chart]:
+    """Percent of each sample in bins, of which the first and last have the extremes; [] without values."""
+    every = [value for values in samples.values() for value in values]
+    if not every:
+        return []
+    low, high = map(float, np.quantile(every, [0.005, 0.995]))
+    edges = np.linspace(low, high if high > low else low + 1, _BINS + 1)
+    digits = next(n for n in range(2, 18) if len({f"{edge:.{n}g}" for edge in edges}) == len(edges))
+    groups: dict[str, list[tuple[int, Bar]]] = {f"{edge:.{digits}g}": [] for edge in edges[:-1]}
+    for number, values in enumerate(samples.values()):
+        counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
+        for group, count in zip(groups.values(), counts, strict=True):
+            group.append((number, Bar(100 * float(count) / max(1, len(values)), None)))
+    lines = [Line(number, name, (), False) for number, name in enumerate(samples)]
+    return [chart._replace(lines=lines) for chart in chart_bars(groups, title=title, x_name=x_name)]
 
 
 def _choose_points(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -239,7 +239,7 @@ def test_charts_leave_out_what_is_not_finite_and_what_could_not_be_seen():
     assert chart_lines([Line(0, "a", [(1, 2.0)])], title="", x_name="") == []
     groups = {"1-<5": [(0, Bar(50.0, 5.0)), (1, Bar(25.0, None))]}
     (bars,) = chart_bars(groups, title="BLEU", x_name="words")
-    page = make_page([], {"Charts": [[curve], [bars]]})
+    page = make_page("", {"Charts": [[curve], [bars]]}, [])
     Outline(page)
     assert "a&lt;b: last value 0.002" in page and "1-&lt;5" in page
     assert page.count("stroke: var(--ink)") == 1, "one whisker"

@@ -63,13 +63,14 @@ def report_runs(
     runs = read_runs([open_copy(run) for run in run_dirs], name)
     parts = make_parts(runs, name=name, attention=attention, samples=samples)
     output.parent.mkdir(parents=True, exist_ok=True)
-    page = make_page(runs, parts).encode("utf-8", errors="replace")
+    names, places = [run.name for run in runs], [run.run_dir for run in runs]
+    page = make_page(" · ".join(names), parts, places).encode("utf-8", errors="replace")
     if is_device(str(output)):
         with name_full_disk(output):
             output.write_bytes(page)
     else:
         write_atomically(output, page)
-    return {"output": str(output), "runs": [run.name for run in runs], "sections": list(parts)}
+    return {"output": str(output), "runs": names, "sections": list(parts)}
 
 
 def report_training(run_dir: Path) -> Path:
@@ -116,7 +117,7 @@ def _explain_absence(runs: Sequence[ReportedRun], name: str) -> str:
     return "No run has translations of this set; the command evaluate writes them to RUN/translations/."
 
 
-def make_page(runs: Sequence[ReportedRun], parts: Mapping[str, sections.Blocks]) -> str:
+def make_page(title: str, parts: Mapping[str, sections.Blocks], places: Sequence[Path]) -> str:
     import jinja2
 
     templates = jinja2.Environment(
@@ -125,9 +126,9 @@ def make_page(runs: Sequence[ReportedRun], parts: Mapping[str, sections.Blocks])
         undefined=jinja2.StrictUndefined,
     )
     return templates.get_template("page.html.jinja").render(
-        title=" · ".join(run.name for run in runs),
+        title=title,
         sections=parts,
-        places=[run.run_dir for run in runs],
+        places=places,
         made=f"{datetime.datetime.now().astimezone():%Y-%m-%d %H:%M}",
         version=flaxformer_mt.__version__,
         zip=zip,

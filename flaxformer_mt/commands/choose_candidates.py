@@ -1,0 +1,175 @@
+"""The choice of one translation of each source: among hypotheses of a run, or candidates of any system.
+
+DIR/choices.jsonl has a line for each source of candidates: what was chosen, and score and problem of each. It
+is resumable; pairs, report and page are functions of it.
+"""
+
+import array
+import dataclasses
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+from flaxformer_mt.atomic_file import write_atomically
+from flaxformer_mt.atomic_folder import digest_file
+from flaxformer_mt.commands.options import DistilOptions
+from flaxformer_mt.errors import name_full_disk
+from flaxformer_mt.scoring.metrics import find_metric, score_sentences
+from flaxformer_mt.text_io.candidates import PHRASES, AnswerChecks, Candidates, read_candidates
+from flaxformer_mt.text_io.lines import count_lines, open_lines
+from flaxformer_mt.text_io.pair_table import PairRules
+from flaxformer_mt.text_io.resumable_output import ResumableOutput
+from flaxformer_mt.tracking.progress_display import WorkProgress
+
+CHOICES = "choices.jsonl"
+# Sources whose candidates are scored at a time, and which show what the sides of the file are like.
+_WINDOW = 2048
+# Of each problem, the examples in the report, and the characters of each.
+_EXAMPLES, _SHOWN = 5, 200
+
+
+class Group(NamedTuple):
+    """Translations of a source, which of them may be chosen, and the reference or None."""
+
+    source: str
+    texts: Sequence[str]
+    usable: Sequence[bool]
+    reference: str | None = None
+
+
+def choose(groups: Sequence[Group], options: DistilOptions) -> Iterator[tuple[int | None, list[float]]]:
+    """Yield the number of the text that --targets says, None if none is usable, and the scores of all."""
+    for group, scores in zip(groups, _score(groups, options.targets, options.metric or ""), strict=True):
+        usable = itertools.compress(range(len(scores)), group.usable)
+        yield max(usable, key=scores.__getitem__, default=None), scores  # of equal ones the first
+
+
+def _score(groups: Sequence[Group], targets: str, metric: str) -> Iterator[list[float]]:
+    if targets == "best":
+        yield from ([0.0] * len(group.texts) for group in groups)
+    elif targets == "mbr":
+        from flaxformer_mt.translation.minimum_bayes_risk import compare_texts
+
+        utilities = compare_texts([(group.source, group.texts) for group in groups], metric)
+        for group, matrix in zip(groups, utilities, strict=True):
+            usable = [*itertools.compress(range(len(matrix)), group.usable)]
+            yield (matrix[:, usable].sum(axis=1) / max(1, len(usable))).tolist()
+    else:
+        # A scorer from outside is asked for many lines at once; BLEU's tokenizer fits the script of one line.
+        size = max(1, len(groups)) if find_metric(metric, "--metric").scorer is not None else 1
+        for start in range(0, len(groups), size):
+            part = groups[start : start + size]
+            rows = [(group.source, text, group.reference or "") for group in part for text in group.texts]
+            sources, texts, references = ([row[column] for row in rows] for column in range(3))
+            scores = iter(score_sentences(metric, sources, texts, references if targets == "nbest" else None))
+            yield from ([next(scores) for _ in group.texts] for group in part)
+
+
+def write_choices(options: DistilOptions, candidates: str) -> None:
+    """Check and score all candidates, and write what was chosen, or resume doing so."""
+    names = [field.name for field in dataclasses.fields(PairRules) if field.name != "clean_scores"]
+    names += ["targets", "metric", "invalid_utf8"]
+    origin = {name: getattr(options, name) for name in names} | {"phrases": digest_file(PHRASES)}
+    if options.metric is not None and (scorer := find_metric(options.metric, "--metric").scorer):
+        origin["scorer"] = scorer.definition
+    window, path = options.window or _WINDOW, options.output / CHOICES
+    resumed: Any = {"resume": options.resume, "overwrite": options.overwrite, "keep": True}
+    with ExitStack() as files:
+
+        def read(file: str, what: str) -> Iterator[str]:
+            return files.enter_context(open_lines(file, what, invalid_utf8=options.invalid_utf8)).lines
+
+        sample = read_candidates(read(candidates, "candidates"), candidates)
+        checks = AnswerChecks(itertools.islice(sample, _WINDOW), options)
+        files.enter_context(name_full_disk(path))
+        output = files.enter_context(ResumableOutput(str(path), origin=origin, step=window, **resumed))
+        lines = output.read("candidates", read(candidates, "candidates"))
+        rows = read_candidates(lines, candidates, first_line=output.done + 1)
+        references: Iterator[str | None] = itertools.repeat(None)
+        if options.reference is not None:
+            references = output.read("reference", read(options.reference, "reference"))
+        progress = WorkProgress(sys.stderr).part("choosing", total=count_lines(candidates), unit="lines")
+        count = files.enter_context(progress)
+        count(output.done)
+        while part := list(itertools.islice(rows, window)):
+            for line in _choose_lines(part, list(itertools.islice(references, len(part))), checks, options):
+                output.write([json.dumps(line, ensure_ascii=False)])
+            count(len(part))
+
+
+def _choose_lines(
+    rows: Sequence[Candidates], references: Sequence[str | None], checks: AnswerChecks, options: DistilOptions
+) -> Iterator[dict[str, Any]]:
+    answers = [checks.clean_all(*row) for row in rows]
+    groups = [
+        Group(row.source, [text for text, _ in group], [not problem for _, problem in group], reference)
+        for row, group, reference in zip(rows, answers, references, strict=True)
+    ]
+    for row, group, (number, scores) in zip(rows, answers, choose(groups, options), strict=True):
+        yield {
+            "source": row.source,
+            "text": "" if number is None else group[number][0],
+            "number": number,
+            "mended": number is not None and row.texts[number].strip() != group[number][0],
+            "scores": scores,
+            "problems": [problem for _, problem in group],
+            "left_out": [row.texts[n][:_SHOWN] for n, (_, problem) in enumerate(group) if problem],
+        }
+
+
+class CandidateReport:
+    """What became of all candidates; `read_pairs` fills it."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, Any] = {"candidates": 0, "mended": 0, "without_translation": 0, "problems": {}}
+        self._scores = {kind: array.array("f") for kind in ("chosen", "not chosen", "no translation")}
+
+    def read_pairs(self, options: DistilOptions) -> Iterator[tuple[str, str]]:
+        """Yield each source with the text that was chosen, or "" without one."""
+        with open_lines(str(options.output / CHOICES), invalid_utf8="refuse") as text:
+            for line, choice in enumerate(map(json.loads, text.lines), start=1):
+                self.facts["candidates"] += len(choice["scores"])
+                self.facts["mended"] += choice["mended"]
+                self.facts["without_translation"] += choice["number"] is None and bool(
+                    choice["source"].strip()
+                )
+                answers = iter(choice["left_out"])
+                for number, (name, score) in enumerate(
+                    zip(choice["problems"], choice["scores"], strict=True)
+                ):
+                    kind = "chosen" if number == choice["number"] else "not chosen"
+                    self._scores["no translation" if name else kind].append(score)
+                    if name:
+                        problem = self.facts["problems"].setdefault(name, {"count": 0, "examples": []})
+                        problem["count"] += 1
+                        place = {"line": line, "candidate": number + 1, "source": choice["source"][:_SHOWN]}
+                        example = place | {"text": next(answers)}
+                        problem["examples"] += [example][: _EXAMPLES - len(problem["examples"])]
+                yield choice["source"], choice["text"]
+
+    def write_page(self, options: DistilOptions, report: dict[str, Any]) -> None:
+        """Write DIR/report.html: counts, histograms of the scores, and the first of each problem."""
+        from flaxformer_mt.evaluation.plots import chart_histograms
+        from flaxformer_mt.evaluation.run_report.page import make_page
+        from flaxformer_mt.evaluation.tables import Table
+
+        names = ("lines", "pairs", "candidates", "mended", "without_translation")
+        counts = [[name.replace("_", " "), f"{report[name]:,}"] for name in names]
+        title = f"Scores by {options.targets} ({options.metric}), percent of each kind"
+        scores = {} if options.targets == "best" else self._scores
+        charts = chart_histograms(scores, title=title, x_name="score")
+        examples = [
+            [name, f"{problem['count']:,}", f"{example['line']:,}", example["source"], example["text"]]
+            for name, problem in report["problems"].items()
+            for example in problem["examples"]
+        ]
+        heading, caption = ["problem", "candidates", "line", "source", "answer"], "The first of each problem"
+        parts: dict[str, Any] = {
+            "Candidates": [Table(["", "number"], counts, "What was read and written", (1,)), charts],
+            "No translations": [Table(heading, examples, caption, (1, 2))],
+        }
+        page = make_page(f"Candidates of {options.candidates}", parts, [options.output])
+        write_atomically(options.output / "report.html", page.encode("utf-8", errors="replace"))

@@ -1,0 +1,213 @@
+"""Candidates: translations of a source by any system, and what is wrong with those that are no translation.
+
+Contains the formats of files, and the rules: phrases of language models (answer_phrases.toml), and scripts
+and words that a side of the file does not have.
+"""
+
+import collections
+import functools
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.text_io.pair_table import PairRules
+from flaxformer_mt.unicode_text import count_scripts, find_script, is_blank
+
+PHRASES = Path(__file__).with_name("answer_phrases.toml")
+# Marks around a whole answer that its source does not have: they are taken away, as is a preamble.
+_WRAPS = "``` ``` ** ** ` ` \" \" “ ” „ “ „ ” « » » « ‘ ’ ' ' 「 」 『 』".split()
+_COLON = re.compile(r"[:：]\**\s*")
+# Scripts without spaces, and Hangul: their letters are compared; of words the beginnings, in which inflected
+# forms are alike. No letter of another script is before a word.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3"
+_LETTER = rf"[^\W\d_{_UNSPACED}]"
+_BEGIN = rf"(?<!{_LETTER})"
+_WORD = re.compile(rf"[{_UNSPACED}]|{_BEGIN}{_LETTER}{{1,5}}")
+# The most characters of a preamble, and the fewest of a source that stands in no translation by chance.
+_PREAMBLE, _LONG = 120, 20
+# Of a text in another language, the fewest words, and the share of them that the side may know; the fewest
+# lines to know a side by.
+_FEWEST_WORDS, _KNOWN, _FEWEST_LINES = 4, 0.15, 200
+
+
+# Of several answers to a source: the fewest, the share of its rare words that an answer has in common with
+# others; in how many lines a phrase stands at an edge that is in no other answer, and in which share of all.
+_FEWEST_ANSWERS, _SHARED, _RECURRING, _ALONE = 3, 0.25, 3, 0.8
+# The beginning (0) or the end (1) of an answer, and words there.
+Edge = tuple[int | str, ...]
+
+
+class Candidates(NamedTuple):
+    """A source, and its translations in the order of their system."""
+
+    source: str
+    texts: Sequence[str]
+
+
+def read_candidates(lines: Iterable[str], path: str, *, first_line: int = 1) -> Iterator[Candidates]:
+    """Yield the candidates of each line: an object of JSON in FILE.jsonl, otherwise columns."""
+    for number, line in enumerate(lines, start=first_line):
+        try:
+            if path.endswith(".jsonl"):
+                value = json.loads(line)
+                value = value if isinstance(value, dict) else {}
+                source, texts = value["source"], value["translations"]
+                if not isinstance(texts, list) or not all(isinstance(text, str) for text in (source, *texts)):
+                    raise TypeError("source is no text, or translations are no list of texts")
+            else:
+                source, *texts = line.split("\t")
+                if not texts and not is_blank(source):
+                    raise ValueError("it has 1 column")
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            reason = f"it has no {error}" if isinstance(error, KeyError) else error
+            raise UserError(
+                f"{path} line {number} is no source with translations: {reason}; give columns separated by "
+                'tabs, or in FILE.jsonl an object {"source": "...", "translations": ["...", ...]} per line'
+            ) from None
+        yield Candidates(source, texts)
+
+
+@functools.cache
+def _read_rules() -> list[dict[str, Any]]:
+    rules = tomllib.loads(PHRASES.read_text(encoding="utf-8"))["rule"]
+    for rule in rules:
+        signs, excuses = (rule[name].strip().replace("\n", "|") for name in ("signs", "excuses"))
+        rule["signs"] = re.compile(f"{_BEGIN}(?:{signs})")
+        rule["excuses"] = re.compile(f"{_BEGIN}(?:{signs}|{excuses})")
+    return rules
+
+
+def find_phrase(source: str, answer: str) -> tuple[str, bool]:
+    """Return the problem of an answer's phrases, or "", and whether they are a preamble up to a colon."""
+    source, answer = (text.lower().replace("’", "'").lstrip("¡ ") for text in (source, answer))
+    colons = [match.start() for match in _COLON.finditer(answer)]
+    is_new = len(colons) > len(_COLON.findall(source)) and colons[0] <= _PREAMBLE
+    for rule in _read_rules():
+        text = answer if rule["part"] != "colon" else answer[: colons[0]] if is_new else ""
+        sign = rule["signs"].match(text) if rule["part"] == "start" else rule["signs"].search(text)
+        if sign and not rule["excuses"].search(source):
+            return rule["problem"], rule["part"] == "colon"
+    return "", False
+
+
+def unwrap(source: str, answer: str) -> str:
+    """Take away quotes, fences and other marks around a whole answer, unless its source begins with some."""
+    answer = re.sub(r"\A```\w*\n(.*)\n```\Z", r"\1", answer.strip(), flags=re.S).strip()
+    for begin, end in zip(_WRAPS[::2], _WRAPS[1::2], strict=True):
+        inner = answer[len(begin) : -len(end)]
+        wrapped = answer.startswith(begin) and answer.endswith(end) and inner.strip()
+        if wrapped and begin not in inner and end not in inner and source[:1] not in {*"".join(_WRAPS)}:
+            return unwrap(source, inner)
+    return answer
+
+
+class AnswerChecks:
+    """Finds what is no translation; a sample of lines shows which scripts and words each side has."""
+
+    def __init__(self, sample: Iterable[Candidates], rules: PairRules) -> None:
+        sample, self._rules, self._lines = list(sample), rules, 0
+        # In how many lines a word is; of several translations, each counts as a part of its line.
+        counts = collections.defaultdict[str, float](float), collections.defaultdict[str, float](float)
+        scripts = collections.Counter[str]()
+        for source, texts in sample:
+            self._lines += bool(texts)
+            scripts += count_scripts(texts)
+            for side, side_texts in zip(counts, ([source], texts), strict=True):
+                for word in (word for text in side_texts for word in _find_words(text)):
+                    side[word] += 1 / len(side_texts)
+        self._scripts = {script for script, count in scripts.items() if 4 * count >= max(scripts.values())}
+        if "HIRAGANA" in self._scripts:
+            self._scripts |= {"KATAKANA", "CJK"}
+        # The words of several lines, but for those that the other side has far more often.
+        self._known = [
+            {word for word, count in side.items() if count >= 2 and 2 * count >= other.get(word, 0)}
+            for side, other in (counts, counts[::-1])
+        ]
+        self._lines_with, seen, alone = counts[1], collections.Counter[Edge](), collections.Counter[Edge]()
+        for _, texts in sample:
+            for edges, lone in _compare_edges(texts):
+                seen.update(edges)
+                alone.update(lone)
+        self._phrases = {edge for edge, n in alone.items() if n >= max(_RECURRING, _ALONE * seen[edge])}
+
+    def clean_all(self, source: str, answers: Sequence[str]) -> list[tuple[str, str]]:
+        """Clean all answers to a source; of three or more, also by what the others have in common."""
+        cleaned = [self.clean(source, answer) for answer in answers]
+        numbers = [number for number, (_, problem) in enumerate(cleaned) if not problem]
+        if len(numbers) >= _FEWEST_ANSWERS:
+            texts = [cleaned[number][0] for number in numbers]
+            for number, text, others, (_, lone) in zip(
+                numbers, texts, _list_others(texts), _compare_edges(texts), strict=True
+            ):
+                rarity = {word: self._rarity(word) for word in _find_words(text)}
+                shared = sum(value for word, value in rarity.items() if word in others)
+                if others and shared < _SHARED * sum(rarity.values()):
+                    cleaned[number] = text, "outlier"
+                elif lone & self._phrases:
+                    cleaned[number] = text, "remark"
+        return cleaned
+
+    def _rarity(self, word: str) -> float:
+        return math.log((self._lines + 2) / (self._lines_with.get(word, 0.0) + 1))
+
+    def clean(self, source: str, answer: str) -> tuple[str, str]:
+        """Return the text of an answer, without marks around it and a preamble, and its problem or ""."""
+        text = unwrap(source, answer)
+        problem, has_preamble = self._find_problem(source, text)
+        if has_preamble:
+            rest = unwrap(source, _COLON.split(text, maxsplit=1)[1])
+            if not self._find_problem(source, rest)[0]:
+                return rest, ""
+        return text, problem
+
+    def _find_problem(self, source: str, text: str) -> tuple[str, bool]:
+        plain = self._rules.find_problem(source, text) or ""
+        if plain in ("empty", "too_long", "copies"):
+            return plain, False
+        phrase = find_phrase(source, text)
+        if phrase[0]:
+            return phrase
+        if len(text) > len(source) >= _LONG and source.casefold().strip(" .") in text.casefold():
+            return "copies", False
+        if text.count("\n") > source.count("\n"):
+            return "lines", False
+        return self._find_other_side(source, text) or plain, False
+
+    def _find_other_side(self, source: str, text: str) -> str:
+        """Return script or language if those of its side are others, as far as one can tell; otherwise ""."""
+        letters = [find_script(letter) for word in text.split() if word not in source for letter in word]
+        other = [script not in self._scripts for script in letters if script]
+        if self._scripts and 2 * sum(other) > len(other):
+            return "script"
+        if _WORD.search(source) and not any(map(str.isalnum, text)):
+            return "empty"
+        words = _find_words(text)
+        if len(words) < _FEWEST_WORDS or self._lines < _FEWEST_LINES:
+            return ""
+        of_source, of_target = (sum(word in known for word in words) / len(words) for known in self._known)
+        return "language" if of_target < _KNOWN or 2 * of_target < of_source else ""
+
+
+def _find_words(text: str) -> set[str]:
+    return set(_WORD.findall(text.casefold()))
+
+
+def _list_others(texts: Sequence[str]) -> list[set[str]]:
+    """Return for each text the words of all others."""
+    words = [_find_words(text) for text in texts]
+    return [set().union(*words[:number], *words[number + 1 :]) for number in range(len(words))]
+
+
+def _compare_edges(texts: Sequence[str]) -> Iterator[tuple[set[Edge], set[Edge]]]:
+    """Yield the first word with marks, the first two and last two words of each text; and the unique ones."""
+    for text, others in zip(texts, _list_others(texts), strict=True):
+        words = _WORD.findall(text.casefold())
+        edges: set[Edge] = {(0, *words[:2]), (1, *words[-2:])}
+        if words and not text.split()[0].isalnum():
+            edges.add((0, words[0]))
+        yield edges, {edge for edge in edges if others and others.isdisjoint(edge)}
