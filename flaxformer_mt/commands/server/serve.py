@@ -115,8 +115,8 @@ def _check(options: ServeOptions) -> None:
                 "in small letters and without a path; * allows any"
             )
     if options.backend == "ctranslate2":
-        for name in ("checkpoint", "dtype", "quantization", "shortlist"):
-            if (value := getattr(options, name)) is not None:
+        for name in ("checkpoint", "dtype", "quantization", "shortlist", "scorer"):
+            if (value := getattr(options, name)) not in (None, ()):
                 raise UserError(
                     f"--{name}={value} has no effect with --backend=ctranslate2, whose folders are used as "
                     "they were exported; leave it out, or give --backend=jax"
@@ -150,11 +150,16 @@ def _load(
     from flaxformer_mt.config.files import read_config
     from flaxformer_mt.config.load_options import LoadOptions
     from flaxformer_mt.runs.load_run import name_checkpoint
+    from flaxformer_mt.scoring.metrics import try_scorers
     from flaxformer_mt.translation.translator import Translator
 
     search = dataclasses.replace(read_config(path / "config.json").search, **changes)
     loading = dataclasses.replace(LoadOptions.of(options, search), checkpoint=checkpoint)
     translator = Translator.load(path, loading)
+    if search.mbr or search.rerank:
+        direction = find_directions(translator.config.data)[0]
+        judge, asked = search.mbr or search.rerank, {"with_references": bool(search.mbr)}
+        try_scorers([judge], "search", **asked, direction=direction)
     engine: Any = translator.engine(arriving=True)
     name = f", checkpoint {name_checkpoint(translator.checkpoint, translator.step)}"
     return engine, engine.backend.warm_up(), name
