@@ -115,8 +115,8 @@ def _check(options: ServeOptions) -> None:
                 "in small letters and without a path; * allows any"
             )
     if options.backend == "ctranslate2":
-        for name in ("checkpoint", "dtype", "quantization", "shortlist", "scorer"):
-            if (value := getattr(options, name)) not in (None, ()):
+        for name in ("checkpoint", "dtype", "quantization", "shortlist"):
+            if (value := getattr(options, name)) is not None:
                 raise UserError(
                     f"--{name}={value} has no effect with --backend=ctranslate2, whose folders are used as "
                     "they were exported; leave it out, or give --backend=jax"
