@@ -111,4 +111,6 @@ def _score_dual(
 def _refuse(runs: Sequence[RunScorer], task: Direction) -> NoReturn:
     languages = " and of ".join(one.languages for one in runs)
     known = " and ".join(language or "unknown" for language in task)
-    raise UserError(f"is of {languages}, so that it cannot score texts whose languages are {known}")
+    raise UserError(
+        f"is of {languages}, so that it cannot score texts whose languages are {known}; give runs of these"
+    )
