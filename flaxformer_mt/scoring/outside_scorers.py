@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,7 @@ class OutsideScorer:
 
     name: str
     definition: str
-    function: ScoreTexts | Callable[[Sequence[str], Sequence[str], Direction], Sequence[float]]
+    function: ScoreTexts | Callable[[Sequence[str], Sequence[str], Direction], Iterable[float]]
     # Whether `function` takes the languages of sources and hypotheses, and no references.
     by_direction: bool = False
 
