@@ -18,7 +18,7 @@ from flaxformer_mt.decoding.forced_decoding import TokenScorer
 from flaxformer_mt.decoding.scheduler import Scheduler
 from flaxformer_mt.decoding.search_engine import PATIENCE, SearchEngine
 from flaxformer_mt.decoding.search_inputs import Sentence
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.parallel import default_device_kind, local_device_count
 from flaxformer_mt.parallel.processes import exchange, process_count, process_index
 from flaxformer_mt.search import SearchResult, search_width
@@ -142,7 +142,9 @@ class SearchBackend:
         try:
             return self._take(self._read(found))
         except UserError as error:  # of a scorer: these segments fail, and the next may succeed
-            return [(segment, error) for segment, _ in found]
+            warn_user(str(error))  # its command is not for clients
+            failure = UserError("a scorer of this server fails; a warning of the server says why")
+            return [(segment, failure) for segment, _ in found]
 
     def _take(self, read: list[tuple[Segment, Translation]]) -> list[Translated]:
         """Return the translations that are done; the others wait for what they are asked for besides."""

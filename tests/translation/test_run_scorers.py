@@ -3,6 +3,7 @@
 import math
 import re
 import shutil
+import warnings
 from pathlib import Path
 
 import jax
@@ -190,6 +191,10 @@ def test_a_server_answers_after_a_scorer_has_failed(tiny_run, tmp_path, capfd):
     answers = []
     for number in range(3):
         engine.submit(Request("aa ba", id=number))
-        while len(engine):
-            answers += [answer for _, answer in engine.step()]
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            while len(engine):
+                answers += [answer for _, answer in engine.step()]
+        assert ["nan; return a finite" in str(one.message) for one in told] == [True] * (number == 1)
     assert [isinstance(one, UserError) for one in answers] == [False, True, False]
+    assert "moody" not in str(answers[1])

@@ -156,10 +156,9 @@ def _load(
     search = dataclasses.replace(read_config(path / "config.json").search, **changes)
     loading = dataclasses.replace(LoadOptions.of(options, search), checkpoint=checkpoint)
     translator = Translator.load(path, loading)
-    if search.mbr or search.rerank:
-        direction = find_directions(translator.config.data)[0]
-        judge, asked = search.mbr or search.rerank, {"with_references": bool(search.mbr)}
-        try_scorers([judge], "search", **asked, direction=direction)
+    if judge := search.mbr or search.rerank:
+        first = find_directions(translator.config.data)[0]
+        try_scorers([judge], "search", with_references=bool(search.mbr), direction=first)
     engine: Any = translator.engine(arriving=True)
     name = f", checkpoint {name_checkpoint(translator.checkpoint, translator.step)}"
     return engine, engine.backend.warm_up(), name
