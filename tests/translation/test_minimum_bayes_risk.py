@@ -230,7 +230,7 @@ def test_translations_are_reranked_and_wrong_scorers_are_one_line(tiny_run, tmp_
             ["--rerank=size", scorer, "--method=greedy"],
             "--rerank is size, but --method is greedy, which has no list",
         ),
-        (["--rerank_weight=1"], "--rerank_weight 1.0 has no effect without search.rerank"),
+        (["--rerank_weight=1"], "--rerank_weight 1.0 has no effect without --rerank"),
         (["--rerank=size", scorer, scorer], "--scorer defines size twice"),
         (["--mbr=chfr"], "search.mbr names the score 'chfr'"),
         (["--rerank=size", "--scorer=size=false"], "scorer size (false) ended with status 1 after 0 of "),
