@@ -24,6 +24,8 @@ from flaxformer_mt.commands.translate import (
     translate_with_ctranslate2,
 )
 from flaxformer_mt.config.checks import check_n_best
+from flaxformer_mt.config.directions import Direction, common_languages, find_directions
+from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.load_options import take_values
 from flaxformer_mt.errors import UserError, name_full_disk, warn_user
 from flaxformer_mt.scoring.metrics import find_metric, score_sentences
@@ -48,7 +50,8 @@ def backtranslate(options: BacktranslateOptions) -> dict[str, Any] | None:
         return None
     originals = _read(options.input, options)
     translated = _read(str(options.output / TRANSLATIONS), options)
-    report = _write_pairs(options, zip(translated, originals, strict=True), tag=options.tag)
+    pairs, direction = zip(translated, originals, strict=True), _find_direction(options).reverse
+    report = _write_pairs(options, pairs, direction, tag=options.tag)
     write_report(options.output, report)
     return report
 
@@ -60,13 +63,14 @@ def distil(options: DistilOptions) -> dict[str, Any] | None:
     translate_file(_translate_options(options, n_best=n_best), keep_record=True)
     if not _is_first():
         return None
-    sources = _read(options.input, options)
+    direction, sources = _find_direction(options), _read(options.input, options)
     targets = _read(str(options.output / TRANSLATIONS), options)
     if n_best is not None:
         references = _read(str(options.reference), options)
         originals = _read(options.input, options)
-        targets = _choose_closest(originals, read_n_best(targets), references, options.metric)
-    report = _write_pairs(options, zip(sources, targets, strict=True))
+        rows = zip(originals, read_n_best(targets), references, strict=True)
+        targets = _choose_closest(rows, options.metric, direction)
+    report = _write_pairs(options, zip(sources, targets, strict=True), direction)
     write_report(options.output, report)
     return report
 
@@ -146,11 +150,22 @@ def _read(path: str, options: CorpusOptions) -> Iterator[str]:
         yield from text.lines
 
 
+def _find_direction(options: BacktranslateOptions | DistilOptions) -> Direction:
+    """Return the languages that the model translates from and to, "" where they are several."""
+    from flaxformer_mt.convert.formats import ImportOverrides, find_config
+
+    exported = getattr(options, "backend", "jax") == "ctranslate2"
+    file = options.run / "config.json"
+    config = find_config(options.run, ImportOverrides()) if exported else read_config(file)
+    return common_languages(find_directions(config.data))
+
+
 def _write_pairs(
-    options: CorpusOptions, pairs: Iterable[tuple[str, str]], *, tag: str = ""
+    options: CorpusOptions, pairs: Iterable[tuple[str, str]], direction: Direction, *, tag: str = ""
 ) -> dict[str, Any]:
+    columns: dict[str, Any] = {"direction": direction, "tag": tag, "weight": options.weight}
     with name_full_disk(options.output / TABLE):
-        return write_table(options.output, pairs, options, tag=tag, weight=options.weight)
+        return write_table(options.output, pairs, options, **columns)
 
 
 def read_n_best(lines: Iterable[str]) -> Iterator[list[str]]:
@@ -160,15 +175,15 @@ def read_n_best(lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _choose_closest(
-    sources: Iterable[str], n_best: Iterable[list[str]], references: Iterable[str], metric: str
+    rows: Iterator[tuple[str, list[str], str]], metric: str, direction: Direction
 ) -> Iterator[str]:
-    """Yield of each list the text with the best score against its reference; of equal ones the first."""
+    """Yield, of each source, list and reference, the text with the best score; of equal ones the first."""
     # A scorer from outside is asked for many lines at once; BLEU's tokenizer fits the script of one line.
     size = _LISTS if find_metric(metric, "--metric").scorer is not None else 1
-    rows = zip(sources, n_best, references, strict=True)
     while lists := list(itertools.islice(rows, size)):
         candidates = [(source, text, reference) for source, texts, reference in lists for text in texts]
-        scores = iter(score_sentences(metric, *map(list, zip(*candidates, strict=True))))
+        columns = map(list, zip(*candidates, strict=True))
+        scores = iter(score_sentences(metric, *columns, direction=direction))
         for _, texts, _ in lists:
             own = [next(scores) for _ in texts]
             yield texts[own.index(max(own))]
