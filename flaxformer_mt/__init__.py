@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from flaxformer_mt.convert.import_run import import_run
     from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserError
     from flaxformer_mt.evaluation.evaluate import EvaluationOptions, evaluate_run
-    from flaxformer_mt.scoring.metrics import define_scorer
     from flaxformer_mt.scoring.significance import ResamplingOptions
     from flaxformer_mt.training.initial_model import start_run
     from flaxformer_mt.training.loop import fit
+    from flaxformer_mt.translation.define_scorer import define_scorer
     from flaxformer_mt.translation.glossary import Glossary
     from flaxformer_mt.translation.requests import Request
     from flaxformer_mt.translation.result import Annotations
@@ -71,7 +71,7 @@ _HOMES = {
     "TranslationOptions": "translation.translator",
     "Translator": "translation.translator",
     "UserError": "errors",
-    "define_scorer": "scoring.metrics",
+    "define_scorer": "translation.define_scorer",
     "evaluate_run": "evaluation.evaluate",
     "export_run": "convert.export_run",
     "fit": "training.loop",

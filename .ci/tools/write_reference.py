@@ -48,7 +48,7 @@ API = {
         "evaluation.evaluate.EvaluationOptions",
         "evaluation.evaluate.EvaluationResult",
         "scoring.significance.ResamplingOptions",
-        "scoring.metrics.define_scorer",
+        "translation.define_scorer.define_scorer",
     ),
     "Export and import": (
         "convert.export_run.export_run",

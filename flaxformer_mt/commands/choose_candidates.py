@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.atomic_folder import digest_file
 from flaxformer_mt.commands.options import DistilOptions
+from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.errors import name_full_disk
 from flaxformer_mt.scoring.metrics import find_metric, score_sentences
 from flaxformer_mt.text_io.candidates import PHRASES, AnswerChecks, Candidates, read_candidates
@@ -40,23 +41,34 @@ class Group(NamedTuple):
     reference: str | None = None
 
 
-def choose(groups: Sequence[Group], options: DistilOptions) -> Iterator[tuple[int | None, list[float]]]:
+def choose(
+    groups: Sequence[Group], options: DistilOptions, direction: Direction
+) -> Iterator[tuple[int | None, list[float]]]:
     """Yield the number of the text that --targets says, None if none is usable, and the scores of all."""
-    for group, scores in zip(groups, _score(groups, options.targets, options.metric or ""), strict=True):
+    for group, scores in zip(groups, _score(groups, options, direction), strict=True):
         usable = itertools.compress(range(len(scores)), group.usable)
         yield max(usable, key=scores.__getitem__, default=None), scores  # of equal ones the first
 
 
-def _score(groups: Sequence[Group], targets: str, metric: str) -> Iterator[list[float]]:
+def _score(groups: Sequence[Group], options: DistilOptions, direction: Direction) -> Iterator[list[float]]:
+    targets, metric = options.targets, options.metric or ""
     if targets == "best":
         yield from ([0.0] * len(group.texts) for group in groups)
     elif targets == "mbr":
-        from flaxformer_mt.translation.minimum_bayes_risk import compare_texts
+        from flaxformer_mt.translation.minimum_bayes_risk import MOST_REFERENCES, compare_texts
 
-        utilities = compare_texts([(group.source, group.texts) for group in groups], metric)
-        for group, matrix in zip(groups, utilities, strict=True):
-            usable = [*itertools.compress(range(len(matrix)), group.usable)]
-            yield (matrix[:, usable].sum(axis=1) / max(1, len(usable))).tolist()
+        # All are references of a quick metric, which compares them at once, and those that are usable count.
+        quick = find_metric(metric, "--metric").scorer is None
+        counted = [[n for n, usable in enumerate(group.usable) if usable] for group in groups]
+        counted = counted if quick else [numbers[:MOST_REFERENCES] for numbers in counted]
+        compared = [
+            group.texts if quick else [group.texts[n] for n in numbers]
+            for group, numbers in zip(groups, counted, strict=True)
+        ]
+        lists = [(group.source, group.texts, texts) for group, texts in zip(groups, compared, strict=True)]
+        for numbers, matrix in zip(counted, compare_texts(lists, metric), strict=True):
+            columns = matrix[:, numbers] if quick else matrix.reshape(len(matrix), -1)
+            yield (columns.sum(axis=1) / max(1, len(numbers))).tolist()
     else:
         # A scorer from outside is asked for many lines at once; BLEU's tokenizer fits the script of one line.
         size = max(1, len(groups)) if find_metric(metric, "--metric").scorer is not None else 1
@@ -64,14 +76,15 @@ def _score(groups: Sequence[Group], targets: str, metric: str) -> Iterator[list[
             part = groups[start : start + size]
             rows = [(group.source, text, group.reference or "") for group in part for text in group.texts]
             sources, texts, references = ([row[column] for row in rows] for column in range(3))
-            scores = iter(score_sentences(metric, sources, texts, references if targets == "nbest" else None))
+            given = references if targets == "nbest" else None
+            scores = iter(score_sentences(metric, sources, texts, given, direction=direction))
             yield from ([next(scores) for _ in group.texts] for group in part)
 
 
-def write_choices(options: DistilOptions, candidates: str) -> None:
+def write_choices(options: DistilOptions, candidates: str, direction: Direction) -> None:
     """Check and score all candidates, and write what was chosen, or resume doing so."""
     names = [field.name for field in dataclasses.fields(PairRules) if field.name != "clean_scores"]
-    names += ["targets", "metric", "invalid_utf8"]
+    names += ["targets", "metric", "invalid_utf8", "source_language", "target_language"]
     origin = {name: getattr(options, name) for name in names} | {"phrases": digest_file(PHRASES)}
     if options.metric is not None and (scorer := find_metric(options.metric, "--metric").scorer):
         origin["scorer"] = scorer.definition
@@ -95,20 +108,25 @@ def write_choices(options: DistilOptions, candidates: str) -> None:
         count = files.enter_context(progress)
         count(output.done)
         while part := list(itertools.islice(rows, window)):
-            for line in _choose_lines(part, list(itertools.islice(references, len(part))), checks, options):
+            known = list(itertools.islice(references, len(part)))
+            for line in _choose_lines(part, known, checks, options, direction):
                 output.write([json.dumps(line, ensure_ascii=False)])
             count(len(part))
 
 
 def _choose_lines(
-    rows: Sequence[Candidates], references: Sequence[str | None], checks: AnswerChecks, options: DistilOptions
+    rows: Sequence[Candidates],
+    references: Sequence[str | None],
+    checks: AnswerChecks,
+    options: DistilOptions,
+    direction: Direction,
 ) -> Iterator[dict[str, Any]]:
     answers = [checks.clean_all(*row) for row in rows]
     groups = [
         Group(row.source, [text for text, _ in group], [not problem for _, problem in group], reference)
         for row, group, reference in zip(rows, answers, references, strict=True)
     ]
-    for row, group, (number, scores) in zip(rows, answers, choose(groups, options), strict=True):
+    for row, group, (number, scores) in zip(rows, answers, choose(groups, options, direction), strict=True):
         yield {
             "source": row.source,
             "text": "" if number is None else group[number][0],

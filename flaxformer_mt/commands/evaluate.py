@@ -22,7 +22,7 @@ _FOR_TEXT = {
 
 def evaluate(options: EvaluateOptions) -> object:
     from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_run
-    from flaxformer_mt.scoring.metrics import define_scorers
+    from flaxformer_mt.translation.define_scorer import define_scorers
 
     data = read_config(options.run / "config.json").data
     language_model = not data.source_language

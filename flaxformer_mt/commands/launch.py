@@ -90,7 +90,7 @@ def launch(arguments=None):  # type: ignore[no-untyped-def]
 def _open_closed_streams():  # type: ignore[no-untyped-def]
     """Refuse a closed standard output (`>&-`); let closed standard input and standard error be empty.
 
-    A stream that stays closed would give its number to the next file that is opened, and output to that file.
+    If a stream stayed closed, the next file that is opened would get its number, and then its output.
     """
     refused = sys.stdout is None
     for number, name in enumerate(("stdin", "stdout", "stderr")):

@@ -47,8 +47,8 @@ from flaxformer_mt.errors import (
     name_urls,
     suggest,
 )
-from flaxformer_mt.scoring.metrics import define_scorers
 from flaxformer_mt.tracking.progress_display import WorkProgress
+from flaxformer_mt.translation.define_scorer import define_scorers
 
 # Commands that show no progress of their own.
 _SILENT = ("average", "doctor", "export", "import", "plot", "report")

@@ -8,6 +8,7 @@ that is run again with --resume repeats only the second part, which is quick and
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.commands.options import (
@@ -26,6 +27,8 @@ from flaxformer_mt.commands.translate import (
     translate_with_ctranslate2,
 )
 from flaxformer_mt.config.checks import check_n_best
+from flaxformer_mt.config.directions import Direction, common_languages, find_directions
+from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.load_options import take_values
 from flaxformer_mt.errors import UserError, name_full_disk, warn_user
 from flaxformer_mt.scoring.metrics import find_metric, need_no_references
@@ -50,7 +53,8 @@ def backtranslate(options: BacktranslateOptions) -> dict[str, Any] | None:
         return None
     originals = _read(options.input, options)
     translated = _read(str(options.output / TRANSLATIONS), options)
-    report = _write_pairs(options, zip(translated, originals, strict=True), tag=options.tag)
+    pairs, direction = zip(translated, originals, strict=True), _find_direction(options).reverse
+    report = _write_pairs(options, pairs, direction, tag=options.tag)
     write_report(options.output, report)
     return report
 
@@ -69,11 +73,11 @@ def distil(options: DistilOptions) -> dict[str, Any] | None:
         return None
     if options.candidates is not None:
         return _distil_candidates(options, options.candidates)
-    sources = _read(str(options.input), options)
+    direction, sources = _find_direction(options), _read(str(options.input), options)
     targets = _read(str(options.output / TRANSLATIONS), options)
     if options.targets != "best":
-        targets = _choose_targets(options, read_n_best(targets))
-    report = _write_pairs(options, zip(sources, targets, strict=True))
+        targets = _choose_targets(options, read_n_best(targets), direction)
+    report = _write_pairs(options, zip(sources, targets, strict=True), direction)
     write_report(options.output, report)
     return report
 
@@ -81,9 +85,9 @@ def distil(options: DistilOptions) -> dict[str, Any] | None:
 def _distil_candidates(options: DistilOptions, candidates: str) -> dict[str, Any]:
     from flaxformer_mt.commands.choose_candidates import CandidateReport, write_choices
 
-    write_choices(options, candidates)
-    made = CandidateReport()
-    report = _write_pairs(options, made.read_pairs(options))
+    direction, made = _find_direction(options), CandidateReport()
+    write_choices(options, candidates, direction)
+    report = _write_pairs(options, made.read_pairs(options), direction)
     report |= {"targets": options.targets, "metric": options.metric, **made.facts}
     made.write_page(options, report)
     write_report(options.output, report)
@@ -143,6 +147,10 @@ def _check_targets(options: DistilOptions) -> DistilOptions:
     scorer = find_metric(metric, "--metric")
     if options.targets == "scorer":
         need_no_references(metric, scorer, "--targets=scorer")
+    elif options.targets == "mbr" and scorer.scorer is not None and scorer.scorer.by_direction:
+        raise UserError(
+            f"--metric={metric} is a run, which compares no two translations; give --targets=scorer"
+        )
     if options.candidates is not None:
         return dataclasses.replace(options, metric=metric)
     search, n_best = choose_search(options), options.n_best
@@ -177,14 +185,29 @@ def _read(path: str, options: CorpusOptions) -> Iterator[str]:
         yield from text.lines
 
 
+def _find_direction(options: BacktranslateOptions | DistilOptions) -> Direction:
+    """Return the languages of sources and translations, "" where they are several, or unknown."""
+    names = [getattr(options, f"{side}_language", None) for side in ("source", "target")]
+    if getattr(options, "candidates", None) is not None:
+        return Direction(*(name or "" for name in names))
+    from flaxformer_mt.convert.formats import ImportOverrides, find_config
+
+    run = Path(str(options.run))
+    exported = getattr(options, "backend", "jax") == "ctranslate2"
+    config = find_config(run, ImportOverrides()) if exported else read_config(run / "config.json")
+    common = common_languages(find_directions(config.data))
+    return Direction(*(name or side for name, side in zip(names, common, strict=True)))
+
+
 def _write_pairs(
-    options: CorpusOptions, pairs: Iterable[tuple[str, str]], *, tag: str = ""
+    options: CorpusOptions, pairs: Iterable[tuple[str, str]], direction: Direction, *, tag: str = ""
 ) -> dict[str, Any]:
     ids: Iterable[str] | None = itertools.repeat("") if options.documents else None
     if options.document_ids is not None:
         ids = _read(options.document_ids, options)
+    columns: dict[str, Any] = {"direction": direction, "tag": tag, "weight": options.weight, "ids": ids}
     with name_full_disk(options.output / TABLE):
-        return write_table(options.output, pairs, options, tag=tag, weight=options.weight, ids=ids)
+        return write_table(options.output, pairs, options, **columns)
 
 
 def read_n_best(lines: Iterable[str]) -> Iterator[list[str]]:
@@ -193,7 +216,9 @@ def read_n_best(lines: Iterable[str]) -> Iterator[list[str]]:
         yield [line.split(" ||| ")[1].replace("&#124;&#124;&#124;", "|||") for line in group]
 
 
-def _choose_targets(options: DistilOptions, n_best: Iterable[list[str]]) -> Iterator[str]:
+def _choose_targets(
+    options: DistilOptions, n_best: Iterable[list[str]], direction: Direction
+) -> Iterator[str]:
     """Yield of each list the text that --targets says."""
     from flaxformer_mt.commands.choose_candidates import Group, choose
 
@@ -203,5 +228,5 @@ def _choose_targets(options: DistilOptions, n_best: Iterable[list[str]]) -> Iter
     rows = zip(_read(str(options.input), options), n_best, references, strict=False)
     while lists := list(itertools.islice(rows, _LISTS)):
         groups = [Group(source, texts, [True] * len(texts), reference) for source, texts, reference in lists]
-        for group, (number, _) in zip(groups, choose(groups, options), strict=True):
+        for group, (number, _) in zip(groups, choose(groups, options, direction), strict=True):
             yield group.texts[number or 0]

@@ -80,7 +80,7 @@ def choose_vocabulary(pairs: int, characters: int, scripts: tuple[str, str]) -> 
 
 
 def choose_lengths(corpus: Corpus) -> list[Choice]:
-    """Return the maximum lengths: a multiple of 8 that 99.9% of the pairs do not exceed."""
+    """Return the maximum lengths: multiples of 8, at most 256, that 99.9% of the sides do not exceed."""
     return [
         Choice(
             f"data.max_{side}_length",

@@ -31,9 +31,8 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
     A step is one update from `optim.accumulation` batches of the longest shape without padding. `at_peak` is
     the time on a device of the given kind, or of the kind in use here, at its peak rate, or None if the peak
     rate is unknown.
-    If `run_dir` has been prepared for this config, vocabulary sizes and batches are those of its data;
-    otherwise vocabularies are assumed to have `vocab.size` entries; `batches`, and `stages` if there are
-    any, are None.
+    If `run_dir` has been prepared for this config, vocabulary sizes and batches are those of its data.
+    Otherwise vocabularies are assumed to have `vocab.size` entries, and `batches` and `stages` are None.
     For a language model, the source vocabulary has size 0 and the source length is 0.
     """
     sizes = batches = stages = None

@@ -32,7 +32,6 @@ from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.config.schema import MbrConfig
 from flaxformer_mt.errors import UserError, importing, name_full_disk
 from flaxformer_mt.object_store.remote_runs import open_copy, to_url
-from flaxformer_mt.scoring.metrics import define_scorers
 from flaxformer_mt.text_io.lines import (
     STANDARD,
     check_output,
@@ -44,6 +43,7 @@ from flaxformer_mt.text_io.lines import (
     take_windows,
 )
 from flaxformer_mt.text_io.resumable_output import ResumableOutput
+from flaxformer_mt.translation.define_scorer import define_scorers
 
 if TYPE_CHECKING:
     from flaxformer_mt.commands.output_formats import TranslationFormat

@@ -31,6 +31,10 @@ class Direction(NamedTuple):
         """The direction as it is written: de-en; for a language model the target alone."""
         return f"{self.source}-{self.target}" if self.source else self.target
 
+    @property
+    def reverse(self) -> "Direction":
+        return Direction(self.target, self.source)
+
 
 class Member(NamedTuple):
     """A data set of a mixture: its name in the config, the name without a direction, and the direction."""

@@ -570,7 +570,7 @@ class MbrConfig:
 
     # Choose the translation by minimum Bayes risk, with this utility: chrf, chrf++, ter, bleu, or what
     # --scorer defines. Of the hypotheses of beam search, or of mbr_samples samples, the one is chosen that
-    # has the best mean score with all of them as references.
+    # has the best mean score with all of them as references (what --scorer defines has 16 at most).
     mbr: str = ""
     # Minimum Bayes risk with method=sample: number of samples of each sentence, of which one is chosen.
     mbr_samples: Annotated[int, between(1, 4096)] = 32

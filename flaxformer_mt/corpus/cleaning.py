@@ -12,6 +12,7 @@ import numpy as np
 
 from flaxformer_mt.atomic_folder import artifact, digest, map_arrays, save_arrays
 from flaxformer_mt.config import CleanConfig
+from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.corpus.language_identification import load_identifier
 from flaxformer_mt.corpus.pair_checks import BLOCK, EXAMPLES, CheckBlocks, Finding
 from flaxformer_mt.corpus.pairs import RawSplit
@@ -93,7 +94,7 @@ def clean(
     for scores in read_filters(rules.scores, "data.clean.scores") if may_drop else ():
         rows = np.flatnonzero(keep)
         with progress.part(f"scoring {split.name} by {scores.name}", total=len(rows)) as count:
-            kept = np.array(scores.keep(_read_pairs(split, rows, count)), bool)
+            kept = np.array(scores.keep(_read_pairs(split, rows, count), Direction(*split.languages)), bool)
             findings.add_rows("scores", rows[~kept])
     _refuse(split, findings.problems, may_drop=may_drop)
     report = {"name": split.name, "read": len(split), "pairs": int(keep.sum())}

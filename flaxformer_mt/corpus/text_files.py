@@ -142,8 +142,8 @@ _LONGEST_LINE, _LARGEST_BLOCK = 1 << 24, 1 << 28
 _ROWS = 64
 # Part of the cache key: raise it when the facts of a scan change.
 _FORMAT = 3
-# A file that changed less than this time before its scan may change again within one tick of the file
-# system's clock, undetected: its scan is not cached.
+# The scan of a file is cached only if the file is older than this: a younger one may change again within one
+# tick of the file system's clock, and nobody would notice.
 _SETTLED_NS = 2_000_000_000
 
 

@@ -137,8 +137,8 @@ def drop_weightless(
 class TextRows:
     """The rows of one table, of two files of one language each, or of one file of targets.
 
-    Keeps the block of lines that was read last: rows in ascending order are read once, also from a packed
-    file, in which all lines between them are read. Several threads may read.
+    Keeps the block of lines that was read last, so that rows in ascending order are read once. A compressed
+    file is read from the last row to the next one. Several threads may read.
     """
 
     def __init__(

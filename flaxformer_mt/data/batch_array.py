@@ -137,7 +137,7 @@ def make_batch(
 
 
 def make_empty_batch(shape: Shape, columns: Mapping[str, Column], *, packed: bool, **ids: Any) -> BatchArray:
-    """A batch of this shape without pairs, as an example of those with pairs."""
+    """A batch of this shape without pairs: programs are compiled with it."""
     none = np.zeros(0, np.int64)
     store = TokenStore(None, NO_SENTENCES, NO_SENTENCES, columns=columns)
     return make_batch(store, PlannedBatch(none, none, shape, packed), **ids)

@@ -113,8 +113,8 @@ _USUAL_MEMORY = 16 * 2**30
 def choose_batch_tokens(search: SearchConfig, models: Sequence[ModelConfig], target_size: int) -> int:
     """Return search.batch_tokens, or if it is None, a power of two for the device and the models.
 
-    A token takes keys and values in each layer of a decoder, and its share of a hypothesis's logits, which
-    are in memory about four times.
+    Counted are a token's keys and values in each layer of a decoder, and four copies of a hypothesis's
+    logits, shared by its tokens.
     """
     if search.batch_tokens is not None:
         return search.batch_tokens

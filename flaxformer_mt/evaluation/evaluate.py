@@ -57,6 +57,7 @@ from flaxformer_mt.scoring.metrics import (
     find_metric,
     score_sentences,
     score_translations,
+    try_scorers,
 )
 from flaxformer_mt.scoring.significance import ResamplingOptions
 from flaxformer_mt.text_io.throughput import Throughput
@@ -223,7 +224,8 @@ def _evaluate_translations(
     if loading.use_all_devices:
         use_cpu_cores_as_devices()  # before the number of processes is asked for, which starts JAX
     with_references = bool(sets[0].references)
-    decide_once(lambda: try_scorers(options.scorers, "--scorer", with_references=with_references))
+    asked: dict[str, Any] = {"with_references": with_references, "direction": sets[0].direction}
+    decide_once(lambda: try_scorers(options.scorers, "--scorer", **asked))
     if options.tune_rerank is not None:
         return _tune_rerank(run_dir, loading, sets, options.tune_rerank, train)
     resampling = options.resampling or ResamplingOptions(1000 if compared else 0)
@@ -241,8 +243,8 @@ def _evaluate_translations(
         if compared and references:
             lower = scoring["lowercase"]
             _keep(save_largest_differences, run_dir, scored.name, translations, rivals, lowercase=lower)
-        names = options.scorers
-        score = functools.partial(compare, translations, rivals, resampling, scorers=names, **scoring)
+        asked = {"scorers": options.scorers, "direction": scored.direction}
+        score = functools.partial(compare, translations, rivals, resampling, **asked, **scoring)
         with WorkProgress(progress).part("scoring the translations"):
             report |= decide_once(score)
         report |= {"by_length": score_by_length(translations, **scoring)} if references else {}
@@ -314,13 +316,6 @@ def _report_scores(translations: Translations, *, lowercase: bool, tokenize: str
     }
 
 
-def try_scorers(names: Sequence[str], where: str, *, with_references: bool = True) -> None:
-    """Ask each scorer from outside for a score, so that one that fails does so before the work begins."""
-    for name in names:
-        if find_metric(name, where).scorer is not None or not with_references:
-            score_sentences(name, ["1"], ["1"], ["1"] if with_references else None, where=where)
-
-
 def _tune_rerank(
     run_dir: Path, loading: LoadOptions, sets: Sequence[ScoredSet], metric: str, train: TrainConfig
 ) -> dict[str, Any]:
@@ -340,7 +335,7 @@ def _tune_rerank(
     found = translator.translate(scored.sources, n_best=search.beam_size, **how)
     sources = [source for source, best in zip(scored.sources, found, strict=True) for _ in best.n_best]
     texts = [one.text for best in found for one in best.n_best]
-    scores = iter(score_sentences(search.rerank, sources, texts, None))
+    scores = iter(score_sentences(search.rerank, sources, texts, None, direction=scored.direction))
     judged = [np.array([next(scores) for _ in best.n_best]) for best in found]
     model = [np.array([one.score for one in best.n_best]) for best in found]
     spreads = [np.nanmean([own.std() for own in lists]) for lists in (model, judged)]
@@ -351,7 +346,7 @@ def _tune_rerank(
     for weight in ("0", *(f"{unit * 2.0**power:.3g}" for power in range(-5, 6)), "none"):
         totals = judged if weight == "none" else [one + float(weight) * other for one, other in pairs]
         hypotheses = [best.n_best[int(np.argmax(own))].text for best, own in zip(found, totals, strict=True)]
-        how = options | {"sources": scored.sources, "only": [metric]}
+        how = options | {"sources": scored.sources, "only": [metric], "direction": scored.direction}
         tried[weight] = score_translations(hypotheses, scored.references, **how)[metric]
     best_weight = max(tried, key=lambda weight: sign * tried[weight])
     facts = {"name": scored.name, "rerank": search.rerank, "metric": metric, "sentences": len(found)}

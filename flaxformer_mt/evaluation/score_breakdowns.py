@@ -30,6 +30,7 @@ class DirectionScorer:
             direction = Direction(*languages)
             first = [pairs[number].target for number in range(start, start + min(part.size, SCRIPT_SAMPLE))]
             options = choose_score_options(config, direction.target, first, warn=warn_user)
+            options["direction"] = direction
             options["only"] = [*QUICK, *(name for name in config.metrics if name not in (*QUICK, "loss"))]
             self._parts.append((direction.name, range(start, start + part.size), options))
             start += part.size

@@ -97,7 +97,10 @@ _UNRELATED = ("jax_compilation_cache", "jax_persistent_cache", "jax_enable_compi
 
 
 def kept_folder() -> Path | None:
-    """Return the folder of kept files; None if JAX keeps none, others can write, or processes are several."""
+    """Return the folder of kept files; None if programs are not kept.
+
+    They are not where JAX keeps none, where others can write, and in a job of several processes.
+    """
     settings = jax.config.values
     folder = settings["jax_compilation_cache_dir"]
     if not folder or "://" in folder or not settings["jax_enable_compilation_cache"]:

@@ -89,31 +89,25 @@ def load_trained(
     dtype: Dtype | None = None,
     allow_nonfinite: bool = False,
     may_split: bool = False,
+    alone: bool = False,
     warn: Warn = warn_user,
 ) -> TrainedModel:
     """Load a trained model; several processes call it together, and the first one chooses the checkpoint.
 
-    `checkpoint` is best, last, average or a step; None: train.final_checkpoint or, if that is absent
-    (training is still running, or was interrupted), best or last, with a warning. `dtype` of activations and
-    products: None is that of the run's config, or float32 on a CPU without instructions for bfloat16.
-    `may_split`: whether to split parameters that are too large for one device over all devices.
+    `checkpoint`: see `choose_checkpoint`. `dtype` of activations and products: None is that of the run's
+    config, or float32 on a CPU without instructions for bfloat16. `may_split`: whether to split parameters
+    that are too large for one device over all devices. `alone`: whether this process calls it by itself.
     """
     run_dir = remote_runs.open_copy(run_dir)
     config = read_config(run_dir / "config.json")
     check_bounds(config, f"{run_dir / 'config.json'}: ")
     vocabs = load_sealed_vocabs(run_dir / "vocab")
     checkpoints = Checkpoints(run_dir, best_metric=config.train.metrics[0])
-
-    def choose() -> list[str]:
-        which = checkpoint or _final_checkpoint(checkpoints, config.train.final_checkpoint, warn)
-        name = checkpoints.resolve(which).name
-        if which == "best" and (warning := describe_start(int(name), checkpoints.latest(), run_dir)):
-            warn(warning)
-        return [which, name]
-
-    which, folder_name = decide_once(choose)
+    decide: Any = _call if alone else decide_once
+    work: Any = _call if alone else work_in_all
+    which, folder_name = decide(lambda: choose_checkpoint(run_dir, config, checkpoint, warn))
     what = f"read checkpoint {folder_name}, which process 0 has chosen"
-    stored = work_in_all(lambda: checkpoints.describe_params(folder_name), what=what)
+    stored = work(lambda: checkpoints.describe_params(folder_name), what=what)
     changes: dict[str, Any] = {"scan_layers": False, "dtype": dtype or choose_dtype(config.model.dtype)}
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
     trained = TrainedModel(config, vocabs, None, which, {})
@@ -127,15 +121,33 @@ def load_trained(
         size = sum(like.size * like.dtype.itemsize for like in stored.values())
         split = split_for_search(config, size)
     sharding_of = None if split is None else split.sharding_of
-    params, progress = work_in_all(
+    params, progress = work(
         lambda: checkpoints.restore_params(
             folder_name, allow_nonfinite=allow_nonfinite, sharding_of=sharding_of
         ),
         what=what,
     )
     params = unstack_layers(params)
-    learned = work_in_all(lambda: read_target_lengths(run_dir), what=f"read {run_dir / LENGTHS_FILE}")
+    learned = work(lambda: read_target_lengths(run_dir), what=f"read {run_dir / LENGTHS_FILE}")
     return TrainedModel(config, vocabs, params, which, progress, split, *learned)
+
+
+def _call(work: Callable[[], Any], *, what: str = "") -> Any:
+    return work()
+
+
+def choose_checkpoint(run_dir: Path, config: Config, checkpoint: str | None, warn: Warn) -> tuple[str, str]:
+    """Return the checkpoint that is asked for, and the name of its folder.
+
+    `checkpoint` is best, last, average or a step; None: train.final_checkpoint or, if that is absent
+    (training is still running, or was interrupted), best or last, with a warning.
+    """
+    checkpoints = Checkpoints(run_dir, best_metric=config.train.metrics[0])
+    which = checkpoint or _final_checkpoint(checkpoints, config.train.final_checkpoint, warn)
+    name = checkpoints.resolve(which).name
+    if which == "best" and (warning := describe_start(int(name), checkpoints.latest(), run_dir)):
+        warn(warning)
+    return which, name
 
 
 def _find_differences(trained: TrainedModel, stored: Mapping[str, jax.ShapeDtypeStruct]) -> list[str]:

@@ -4,18 +4,16 @@ All metrics are sacreBLEU's classes; the score of a corpus by an outside scorer 
 """
 
 import functools
-import re
-import shlex
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flaxformer_mt.config import TrainConfig
+from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.errors import UserError, first_line, suggest
 from flaxformer_mt.scoring.bleu_tokenizers import choose_sentence_tokenizer, choose_tokenizer, make_bleu
-from flaxformer_mt.scoring.outside_scorers import OutsideScorer, ScorerProgram, ScoreTexts, import_function
+from flaxformer_mt.scoring.outside_scorers import UNKNOWN, OutsideScorer, ScorerProgram
 
 
 class Metric(NamedTuple):
@@ -62,11 +60,15 @@ _RESERVED = frozenset(
 )
 
 
+def all_metrics() -> dict[str, Metric]:
+    return METRICS | _OTHERS
+
+
 def find_metric(name: str, where: str) -> Metric:
     """Return a metric by its name; `where` says who asks for it, as in "--rerank"."""
-    known = METRICS | _OTHERS
+    known = all_metrics()
     if name not in known:
-        hint = suggest(name, known, otherwise=f"built in: {', '.join(METRICS | _OTHERS)}")
+        hint = suggest(name, known, otherwise=f"built in: {', '.join(known)}")
         raise UserError(
             f"{where} names the score {name!r}, which is not defined{hint}; define it with "
             + ("--scorer=spbleu:FILE" if name == "spbleu" else f"--scorer={name}=COMMAND")
@@ -74,47 +76,8 @@ def find_metric(name: str, where: str) -> Metric:
     return known[name]
 
 
-def define_scorer(definition: str | ScoreTexts, *, name: str | None = None, timeout: float = 600.0) -> str:
-    """Give a scorer a name for `train.best_metric`, `search.rerank` and others; return this name.
-
-    Args:
-      definition: a function of sources, hypotheses and references (or None) that returns a number for each,
-        the higher the better; or a text that `--scorer` takes.
-      name: None: the name of the function, the script or the program.
-      timeout: seconds that scoring waits for an answer of a program before it raises UserError.
-
-    Raises:
-      UserError: there is no such program, function or file, or the name has another meaning.
-    """
-    if callable(definition):
-        shown = f"{getattr(definition, '__module__', '')}:{getattr(definition, '__qualname__', 'function')}"
-        own = str(getattr(definition, "__name__", "scorer"))
-        return _define(OutsideScorer(name or own, shown, definition))
-    given, text = re.fullmatch(r"(?:([A-Za-z][\w+-]*)=)?(.*)", definition.strip(), re.S).groups()  # type: ignore[union-attr]
-    name = name or given
-    (metric, _, file), known = text.partition(":"), (METRICS | _OTHERS).get(text)
-    if metric == "spbleu" or (known is not None and known.scorer is None):
-        if name not in (None, metric):
-            raise UserError(f"--scorer={definition}: {metric} keeps its name; leave out {name}=")
-        if metric == "spbleu":
-            _OTHERS[metric] = Metric("spBLEU", _open_spbleu(file))
-        return metric
-    if function := re.fullmatch(r"([A-Za-z_][\w.]*):(\w+)", text):
-        return _define(OutsideScorer(name or function[2], text, import_function(*function.groups())))
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise UserError(f"--scorer={definition}: {error}; correct its quotes") from error
-    if not words or shutil.which(words[0]) is None:
-        usage = "give [NAME=]COMMAND, MODULE:FUNCTION, spbleu:FILE or the name of a metric"
-        hint = suggest(text, [*METRICS, *_OTHERS, "spbleu"], otherwise=usage)
-        raise UserError(f"--scorer={definition}: there is no program {words[0] if words else ''!r}{hint}")
-    script = next((word for word in words if word.endswith(".py")), words[0])
-    name = name or re.sub(r"[^\w+-]", "_", Path(script).stem)
-    return _define(OutsideScorer(name, text, ScorerProgram(words, timeout)))
-
-
-def _define(scorer: OutsideScorer) -> str:
+def add_scorer(scorer: OutsideScorer) -> str:
+    """Add a scorer to the metrics, in place of one of the same name; return this name."""
     name, old = scorer.name, _OTHERS.get(scorer.name)
     if name in METRICS or name in _RESERVED or (old is not None and old.scorer is None):
         raise UserError(
@@ -127,15 +90,8 @@ def _define(scorer: OutsideScorer) -> str:
     return name
 
 
-def define_scorers(definitions: Sequence[str], *, timeout: float) -> list[str]:
-    """Define the scorers of a command, which have different names; return these."""
-    names = [define_scorer(definition, timeout=timeout) for definition in definitions]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f"--scorer defines {twice} twice; give one of them as NAME=COMMAND")
-    return names
-
-
-def _open_spbleu(file: str) -> Callable[..., Any]:
+def add_spbleu(file: str) -> None:
+    """Add spBLEU, with the subwords of a SentencePiece model."""
     from sentencepiece import SentencePieceProcessor
 
     processor = SentencePieceProcessor()
@@ -154,7 +110,7 @@ def _open_spbleu(file: str) -> Callable[..., Any]:
         bleu.tokenizer_signature = f"spm.{blake2b(model, digest_size=4).hexdigest()}"
         return bleu
 
-    return make
+    _OTHERS["spbleu"] = Metric("spBLEU", make)
 
 
 def _make_mean(scorer: OutsideScorer, lowercase: bool, tokenize: str) -> Any:
@@ -163,12 +119,14 @@ def _make_mean(scorer: OutsideScorer, lowercase: bool, tokenize: str) -> Any:
     from sacrebleu.metrics.base import Score
 
     class Mean(SacreMetric):
-        # Those of the hypotheses, which sacreBLEU does not pass on.
+        # Those of the hypotheses, and the languages, which sacreBLEU does not pass on.
         sources: Sequence[str] = ()
+        direction = UNKNOWN
 
         def _extract_corpus_statistics(self, hypotheses: Sequence[str], references: Any) -> Any:
             self.num_refs = 0 if references is None else 1
-            scores = scorer(self.sources, hypotheses, None if references is None else references[0])
+            only = None if references is None else references[0]
+            scores = scorer(self.sources, hypotheses, only, self.direction)
             return [[score, 1.0] for score in scores]
 
         def _aggregate_and_compute(self, stats: Any) -> Any:
@@ -193,6 +151,7 @@ def make_metrics(
     tokenize: str,
     sources: Sequence[str],
     references: Sequence[str] | None,
+    direction: Direction,
 ) -> dict[str, Any]:
     made = {}
     for name in names:
@@ -201,7 +160,7 @@ def make_metrics(
             need_no_references(name, metric, "the evaluation")
         made[name] = metric.make(lowercase, tokenize)
         if metric.scorer is not None:
-            made[name].sources = sources
+            made[name].sources, made[name].direction = sources, direction
     return made
 
 
@@ -229,13 +188,14 @@ def score_translations(
     tokenize: str = "13a",
     sources: Sequence[str] = (),
     only: Sequence[str] = QUICK,
+    direction: Direction = UNKNOWN,
 ) -> Scores:
     """The quick metrics of detokenized hypotheses, or `only` some; BLEU with the tokenizer `tokenize`.
 
-    Scorers from outside need the sources.
+    Scorers from outside need the sources, and runs the languages.
     """
     check_lines(hypotheses, references)
-    metrics = make_metrics(only, lowercase, tokenize, sources, references)
+    metrics = make_metrics(only, lowercase, tokenize, sources, references, direction)
     results = {name: metric.corpus_score(hypotheses, [references]) for name, metric in metrics.items()}
     scores = Scores({name: float(result.score) for name, result in results.items()})
     scores.signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}
@@ -251,14 +211,16 @@ def score_sentences(
     *,
     lowercase: bool = False,
     where: str = "score_sentences",
+    direction: Direction = UNKNOWN,
 ) -> list[float]:
     """The score of each sentence, the higher the better: TER is negative.
 
     The tokenizer of BLEU is the one for the script of the references. `where` says who asks, for messages.
+    `direction`: the languages of sources and hypotheses, which runs need.
     """
     metric = find_metric(name, where)
     if metric.scorer is not None:
-        return metric.scorer(sources, hypotheses, references)
+        return metric.scorer(sources, hypotheses, references, direction)
     if references is None:
         need_no_references(name, metric, where)
     assert references is not None
@@ -268,6 +230,16 @@ def score_sentences(
     return [
         sign * float(made.sentence_score(hypothesis, [reference]).score) for hypothesis, reference in pairs
     ]
+
+
+def try_scorers(
+    names: Iterable[str], where: str, *, with_references: bool = True, direction: Direction = UNKNOWN
+) -> None:
+    """Ask each scorer from outside for a score, so that one that fails does so before the work begins."""
+    for name in names:
+        if find_metric(name, where).scorer is not None or not with_references:
+            references = ["1"] if with_references else None
+            score_sentences(name, ["1"], ["1"], references, where=where, direction=direction)
 
 
 def check_lines(hypotheses: Sequence[str], references: Sequence[str] | None) -> None:

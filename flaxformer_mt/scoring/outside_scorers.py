@@ -16,14 +16,17 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.errors import UserError, describe_error, name_signal
 
 # Scores texts: sources, hypotheses, and references or None.
 ScoreTexts = Callable[[Sequence[str], Sequence[str], Sequence[str] | None], Sequence[float]]
+# The languages of texts, where nobody knows them.
+UNKNOWN = Direction("", "")
 
 # Texts that a program is asked to score at a time.
 _AT_ONCE = 256
@@ -37,16 +40,23 @@ class OutsideScorer:
 
     name: str
     definition: str
-    function: ScoreTexts
+    function: ScoreTexts | Callable[[Sequence[str], Sequence[str], Direction], Iterable[float]]
+    # Whether `function` takes the languages of sources and hypotheses, and no references.
+    by_direction: bool = False
 
     def __call__(
-        self, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str] | None
+        self,
+        sources: Sequence[str],
+        hypotheses: Sequence[str],
+        references: Sequence[str] | None,
+        direction: Direction = UNKNOWN,
     ) -> list[float]:
         if not hypotheses:
             return []
         what = f"scorer {self.name} ({self.definition})"
+        third: Any = direction if self.by_direction else references
         try:
-            scores = [float(score) for score in self.function(sources, hypotheses, references)]
+            scores = [float(score) for score in self.function(sources, hypotheses, third)]
         except UserError as error:
             raise UserError(f"{what} {error}") from error
         except Exception as error:  # of the user's code: one line, no traceback

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.scoring.metrics import find_metric, need_no_references, score_sentences
 
@@ -19,12 +20,12 @@ class ScoreFilter(NamedTuple):
     least: float | None
     share: float
 
-    def keep(self, pairs: Iterable[tuple[str, str]]) -> list[bool]:
+    def keep(self, pairs: Iterable[tuple[str, str]], direction: Direction) -> list[bool]:
         """Whether to keep each pair of source and target; of equal ones, the first are the best."""
         rows, scores = iter(pairs), list[float]()
         while chunk := list(itertools.islice(rows, _SCORED)):
             sources, targets = zip(*chunk, strict=True)
-            scores += score_sentences(self.name, sources, targets, None)
+            scores += score_sentences(self.name, sources, targets, None, direction=direction)
         if self.least is not None:
             return [score >= self.least for score in scores]
         order = sorted(range(len(scores)), key=lambda row: -scores[row])

@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.scoring.metrics import METRICS, check_lines, make_metrics
+from flaxformer_mt.scoring.outside_scorers import UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,14 @@ def resample_scores(
     tokenize: str = "13a",
     sources: Sequence[str] = (),
     only: Sequence[str] = tuple(METRICS),
+    direction: Direction = UNKNOWN,
 ) -> Resampling:
     """Scores and confidence intervals of all systems, and paired tests of the first against each other one.
 
     sacreBLEU has the seed 12345, or that of SACREBLEU_SEED. Scores that are exactly equal get the p-value 1:
     sacreBLEU counts only differences larger than the observed one, and would report its smallest p-value if
     no sample has a larger one. Without samples there are no intervals. Scorers from outside need the sources,
-    and may do without references.
+    runs the languages, and both may do without references.
     """
     from sacrebleu.significance import PairedTest
 
@@ -72,7 +75,7 @@ def resample_scores(
         raise ValueError("the paired bootstrap needs samples")
     for hypotheses in systems.values():
         check_lines(hypotheses, references)
-    metrics = make_metrics(only, lowercase, tokenize, sources, references)
+    metrics = make_metrics(only, lowercase, tokenize, sources, references, direction)
     # Randomization without a second system has nothing to swap: the scores remain. sacreBLEU replaces a count
     # of 0 by a default of its own; -1 means none.
     bootstrap = samples > 0 and (options.paired == "bootstrap" or len(systems) == 1)

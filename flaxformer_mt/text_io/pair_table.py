@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from flaxformer_mt.atomic_file import write_atomically
+from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.config.field_values import at_least
 from flaxformer_mt.scoring.score_filters import ScoreFilter, read_filters
 from flaxformer_mt.unicode_text import find_script, is_blank, lacks_spaces
@@ -90,14 +91,16 @@ def write_table(
     pairs: Iterable[tuple[str, str]],
     rules: PairRules,
     *,
+    direction: Direction,
     tag: str = "",
     weight: float | None = None,
     ids: Iterable[str] | None = None,
 ) -> dict[str, Any]:
     """Write the pairs that the rules keep; return what the report says of them, as JSON values.
 
-    `tag` comes before each source, and the rules do not see it; `weight` is that of each pair in the loss, as
-    a third column. `ids` are those of the documents of all pairs, for DOCUMENTS; None: there is no such file.
+    `direction` has the languages of the pairs. `tag` comes before each source, and the rules do not see it;
+    `weight` is that of each pair in the loss, as a third column. `ids` are those of the documents of all
+    pairs, for DOCUMENTS; None: there is no such file.
     """
     filters = read_filters(rules.clean_scores, "--clean_scores")
     counts = dict.fromkeys(("lines", "pairs"), 0)
@@ -116,7 +119,7 @@ def write_table(
             place = "" if ids is None else f"\t{counts['lines']} {_one_cell(place)}"
             file.write(f"{prefix}{_one_cell(source)}\t{_one_cell(target)}{column}{place}\n")
     for one in filters:
-        left_out = _filter_table(partial, one, prefix)
+        left_out = _filter_table(partial, one, prefix, direction)
         counts["pairs"] -= left_out
         dropped["scores"] = dropped.get("scores", 0) + left_out
     (folder / DOCUMENTS).unlink(missing_ok=True)
@@ -132,11 +135,12 @@ def write_table(
     return {**counts, "dropped": dropped, "tag": tag, "rules": values}
 
 
-def _filter_table(table: Path, chosen: ScoreFilter, prefix: str) -> int:
+def _filter_table(table: Path, chosen: ScoreFilter, prefix: str, direction: Direction) -> int:
     """Leave out the rows of a table that a score does not keep; return their number."""
     with table.open(encoding="utf-8", newline="\n") as file:
         rows = (line.rstrip("\n").split("\t") for line in file)
-        kept = chosen.keep((source.removeprefix(prefix), target) for source, target, *_ in rows)
+        pairs = ((source.removeprefix(prefix), target) for source, target, *_ in rows)
+        kept = chosen.keep(pairs, direction)
     better = table.with_suffix(".scored")
     with table.open("rb") as file, better.open("wb") as output:
         output.writelines(itertools.compress(file, kept))

@@ -14,16 +14,17 @@ import jax
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
+from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.config.files import flatten
 from flaxformer_mt.data.batch_array import BatchArray
 from flaxformer_mt.data.curriculum import Position
 from flaxformer_mt.data.loader import train_batches
 from flaxformer_mt.errors import TrainingInterrupted, warn_user
-from flaxformer_mt.evaluation.evaluate import try_scorers
 from flaxformer_mt.object_store.remote_runs import open_copy, to_url
 from flaxformer_mt.parallel.compilation import CompileClock
 from flaxformer_mt.parallel.processes import decide_once, is_first
 from flaxformer_mt.runs import run_directory
+from flaxformer_mt.scoring.metrics import try_scorers
 from flaxformer_mt.tracking import Tracker
 from flaxformer_mt.tracking.progress_display import WorkProgress
 from flaxformer_mt.tracking.tracking_services import import_service
@@ -111,7 +112,8 @@ def _check_services(config: Config, run_dir: Path) -> None:
             import_service(name)
         run_directory.sweep_run(run_dir)
     scores = [name for name in config.train.metrics if name != "loss"]
-    decide_once(lambda: try_scorers(scores, "train.best_metric"))
+    direction = find_directions(config.data)[0]
+    decide_once(lambda: try_scorers(scores, "train.best_metric", direction=direction))
     check_choice(config.search)
 
 

@@ -241,7 +241,8 @@ def compile_train_step(
 ) -> TrainStep:
     """Compile the update: one program, or with gradient accumulation three (gradient, sum, update).
 
-    Then each group of devices adds the gradients of its rows over microbatches, and the groups once.
+    With accumulation, each group of devices adds up the gradients of its rows over the microbatches, and the
+    sums of the groups are added once.
     """
     selected = UpdateConfig.of(config)
     dependencies, devices = [model.config, selected, config.parallel], list(parallel.mesh.devices.flat)

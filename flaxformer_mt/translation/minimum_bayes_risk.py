@@ -2,23 +2,41 @@
 
 Minimum Bayes risk takes the candidate with the highest expected utility. The expectation is over the
 candidates as references (Eikema and Aziz 2020): samples count equally, as often as each was drawn; hypotheses
-of beam search by their probabilities.
+of beam search by their probabilities. Scorers from outside are slow, so that some candidates are references.
 """
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from flaxformer_mt.config import SearchConfig
+from flaxformer_mt.config.directions import Direction
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.scoring.metrics import find_metric, need_no_references, score_sentences
+from flaxformer_mt.scoring.outside_scorers import UNKNOWN
 from flaxformer_mt.search import search_width
 from flaxformer_mt.translation.result import Translation, rank
 
 _CHRF_ORDERS = range(1, 7)
 _RECALL_WEIGHT = 4  # beta squared
+# A source, different texts, and those with which they are compared.
+Compared = tuple[str, Sequence[str], Sequence[str]]
+# References of a sentence, at most, for a scorer from outside.
+MOST_REFERENCES = 16
+
+
+class Candidates(NamedTuple):
+    """The best translation of a source with its alternatives, of which the n best are asked for."""
+
+    source: str
+    best: Translation
+    n_best: int = 1
+    direction: Direction = UNKNOWN
 
 
 def _count_overlaps(bags: Sequence[Iterable[str]]) -> tuple[np.ndarray, np.ndarray]:
@@ -63,7 +81,12 @@ def score_chrf(texts: Sequence[str]) -> Float[np.ndarray, "N N"]:
 def check_choice(search: SearchConfig) -> None:
     """Raise UserError for names of scorers that nothing defines, or that cannot rerank."""
     if search.mbr:
-        find_metric(search.mbr, "search.mbr")
+        scorer = find_metric(search.mbr, "search.mbr").scorer
+        if scorer is not None and scorer.by_direction:
+            raise UserError(
+                f"search.mbr is {search.mbr} ({scorer.definition}), but a run compares a translation with no "
+                f"other; give it as search.rerank"
+            )
     if search.rerank:
         need_no_references(search.rerank, find_metric(search.rerank, "search.rerank"), "search.rerank")
 
@@ -73,31 +96,49 @@ def count_candidates(search: SearchConfig, n_best: int) -> int:
     return search_width(search, n_best) if search.mbr or search.rerank else n_best
 
 
-def rank_candidates(found: Sequence[tuple[str, Translation, int]], search: SearchConfig) -> list[Translation]:
+def rank_candidates(found: Sequence[Candidates], search: SearchConfig) -> list[Translation]:
     """Return the translation of each source as the best of n_best of its hypotheses or samples.
 
-    Args:
-      found: source, best hypothesis with its alternatives, and n_best of each sentence. Scorers from outside
-        are asked once for all.
+    Scorers from outside are asked once for all sentences, and runs for all those of a direction.
     """
-    chosen = {number: best.n_best for number, (_, best, _) in enumerate(found) if best.tokens}
+    chosen = {number: one.best.n_best for number, one in enumerate(found) if one.best.tokens}
     if search.mbr:
-        by_probability = search.method == "beam"
-        utilities = compare_texts(
-            [(found[n][0], distinct_texts(candidates)) for n, candidates in chosen.items()], search.mbr
-        )
-        for (number, candidates), matrix in zip(list(chosen.items()), utilities, strict=True):
-            chosen[number] = tuple(choose_candidates(candidates, matrix, by_probability=by_probability))
+        weights = {n: weigh_references(candidates, search) for n, candidates in chosen.items()}
+        groups = [(found[n].source, distinct_texts(chosen[n]), list(weights[n])) for n in chosen]
+        for number, matrix in zip(weights, compare_texts(groups, search.mbr), strict=True):
+            expected = matrix @ np.array(list(weights[number].values()))
+            chosen[number] = tuple(choose_candidates(chosen[number], expected))
     elif search.rerank:
-        rows = [(number, one) for number, hypotheses in chosen.items() for one in hypotheses]
-        sources, texts = [found[number][0] for number, _ in rows], [one.text for _, one in rows]
-        scores = iter(score_sentences(search.rerank, sources, texts, None))
-        for number, hypotheses in chosen.items():
-            ranked = [_rescore(one, next(scores), search.rerank_weight) for one in hypotheses]
-            chosen[number] = tuple(sorted(ranked, key=lambda one: -one.score))
-    elif all(len(best.alternatives) < n_best for _, best, n_best in found):
-        return [best for _, best, _ in found]
-    return [rank(chosen.get(n, best.n_best)[:n_best]) for n, (_, best, n_best) in enumerate(found)]
+        for direction in dict.fromkeys(found[number].direction for number in chosen):
+            rows = [(n, one) for n in chosen if found[n].direction == direction for one in chosen[n]]
+            sources, texts = [found[n].source for n, _ in rows], [one.text for _, one in rows]
+            scores = score_sentences(search.rerank, sources, texts, None, direction=direction)
+            ranked: dict[int, list[Translation]] = {n: [] for n, _ in rows}
+            for (number, one), score in zip(rows, scores, strict=True):
+                ranked[number].append(_rescore(one, score, search.rerank_weight))
+            chosen |= {n: tuple(sorted(ones, key=lambda one: -one.score)) for n, ones in ranked.items()}
+    elif all(len(one.best.alternatives) < one.n_best for one in found):
+        return [one.best for one in found]
+    return [rank(chosen.get(n, one.best.n_best)[: one.n_best]) for n, one in enumerate(found)]
+
+
+def weigh_references(candidates: Sequence[Translation], search: SearchConfig) -> dict[str, float]:
+    """Return the texts with which all candidates are compared, and their weights, which sum to 1.
+
+    References count by their probabilities, or samples equally. A scorer from outside has 16 at most, so that
+    its work does not grow with the square of the candidates (N-by-S, Eikema and Aziz 2022): of a beam the
+    best, and of samples, which come best first, as well, a systematic sample.
+    """
+    count = len(candidates)
+    if find_metric(search.mbr, "search.mbr").scorer is not None and count > MOST_REFERENCES:
+        step = 1 if search.method == "beam" else count / MOST_REFERENCES
+        candidates = [candidates[int(number * step)] for number in range(MOST_REFERENCES)]
+    log_probs = np.array([one.log_prob if search.method == "beam" else 0.0 for one in candidates])
+    weights = np.exp(log_probs - log_probs.max())
+    of_text = dict.fromkeys(distinct_texts(candidates), 0.0)
+    for candidate, weight in zip(candidates, weights / weights.sum(), strict=True):
+        of_text[candidate.text] += float(weight)
+    return of_text
 
 
 def _rescore(hypothesis: Translation, score: float, weight: float | None) -> Translation:
@@ -105,23 +146,23 @@ def _rescore(hypothesis: Translation, score: float, weight: float | None) -> Tra
     return dataclasses.replace(hypothesis, score=total, alternatives=())
 
 
-def compare_texts(groups: Sequence[tuple[str, Sequence[str]]], name: str) -> list[Float[np.ndarray, "N N"]]:
+def compare_texts(groups: Sequence[Compared], name: str) -> list[Float[np.ndarray, "N R"]]:
     """Return the utilities of the texts of each source: at row i, column j of text i with reference j.
 
-    BLEU has the tokenizer that the script of a source's texts needs.
+    BLEU has the tokenizer that the script of a source's references needs.
     """
-    if name == "chrf":
-        return [score_chrf(texts) for _, texts in groups]
+    if name == "chrf" and all(texts == references for _, texts, references in groups):
+        return [score_chrf(texts) for _, texts, _ in groups]
     if find_metric(name, "search.mbr").scorer is None:
         return [_score_pairs([group], name)[0] for group in groups]
     return _score_pairs(groups, name)
 
 
-def _score_pairs(groups: Sequence[tuple[str, Sequence[str]]], name: str) -> list[Float[np.ndarray, "N N"]]:
-    rows = [(source, one, other) for source, texts in groups for one in texts for other in texts]
+def _score_pairs(groups: Sequence[Compared], name: str) -> list[Float[np.ndarray, "N R"]]:
+    rows = [(source, *pair) for source, *both in groups for pair in itertools.product(*both)]
     columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], []]
     scores = iter(score_sentences(name, *columns))
-    return [np.array([[next(scores) for _ in texts] for _ in texts]) for _, texts in groups]
+    return [np.array([[next(scores) for _ in others] for _ in texts]) for _, texts, others in groups]
 
 
 def distinct_texts(candidates: Sequence[Translation]) -> list[str]:
@@ -129,22 +170,15 @@ def distinct_texts(candidates: Sequence[Translation]) -> list[str]:
 
 
 def choose_candidates(
-    candidates: Sequence[Translation], utilities: Float[np.ndarray, "N N"], *, by_probability: bool
+    candidates: Sequence[Translation], expected: Float[np.ndarray, "N"]
 ) -> list[Translation]:
     """Return the candidates of different texts, the highest expected utility first, which is their score.
 
     Of equal texts the first candidate stands for all; of equal utilities (those of `distinct_texts`), the
-    earlier text comes first. As references, candidates count by their probabilities, or equally.
+    earlier text comes first.
     """
-    first: dict[str, int] = {}
-    for number, candidate in enumerate(candidates):
-        first.setdefault(candidate.text, number)
-    log_probs = np.array([one.log_prob if by_probability else 0.0 for one in candidates])
-    weights = np.exp(log_probs - log_probs.max())
-    of_text = dict.fromkeys(first, 0.0)
-    for candidate, weight in zip(candidates, weights, strict=True):
-        of_text[candidate.text] += float(weight)
-    expected = utilities @ (np.array(list(of_text.values())) / weights.sum())
-    order = np.argsort(-expected, kind="stable")
-    kept = [candidates[number] for number in first.values()]
-    return [dataclasses.replace(kept[i], score=float(expected[i]), alternatives=()) for i in order]
+    first: dict[str, Translation] = {}
+    for candidate in candidates:
+        first.setdefault(candidate.text, candidate)
+    different, order = list(first.values()), np.argsort(-expected, kind="stable")
+    return [dataclasses.replace(different[i], score=float(expected[i]), alternatives=()) for i in order]

@@ -13,15 +13,17 @@ import jax
 import flaxformer_mt
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import check_n_best
+from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.decoding.forced_decoding import TokenScorer
 from flaxformer_mt.decoding.scheduler import Scheduler
 from flaxformer_mt.decoding.search_engine import PATIENCE, SearchEngine
 from flaxformer_mt.decoding.search_inputs import Sentence
+from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.parallel import default_device_kind, local_device_count
 from flaxformer_mt.parallel.processes import exchange, process_count, process_index
 from flaxformer_mt.search import SearchResult, search_width
 from flaxformer_mt.translation.alignment import annotate, check_annotations, choose_watched
-from flaxformer_mt.translation.minimum_bayes_risk import count_candidates, rank_candidates
+from flaxformer_mt.translation.minimum_bayes_risk import Candidates, count_candidates, rank_candidates
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import FAILED, NO_ANNOTATIONS, Annotations, Translation, one_line, rank
 from flaxformer_mt.translation.segments import Segment
@@ -101,7 +103,9 @@ class SearchBackend:
                 done.append((segment, result))
             else:
                 results.append((segment, result))
-        if len(results) < _MANY or self._arriving:
+        if self._arriving:
+            done += self._try_to_read(results)
+        elif len(results) < _MANY:
             done += self._take(self._read(results))
         else:
             self._reading.append(self._start(self._read, results))
@@ -126,11 +130,21 @@ class SearchBackend:
         """Return the translations of results, in any thread."""
         translations = read_results([result for _, result in found], self._scorer.vocabs.target)
         candidates = [
-            (segment.text, one, segment.request.n_best)
-            for (segment, _), one in zip(found, translations, strict=True)
+            Candidates(
+                part.text, one, part.request.n_best, Direction(part.source_language, part.target_language)
+            )
+            for (part, _), one in zip(found, translations, strict=True)
         ]
         ranked = rank_candidates(candidates, self._search)
         return [(segment, one) for (segment, _), one in zip(found, ranked, strict=True)]
+
+    def _try_to_read(self, found: list[tuple[Segment, SearchResult]]) -> list[Translated]:
+        try:
+            return self._take(self._read(found))
+        except UserError as error:  # of a scorer: these segments fail, and the next may succeed
+            warn_user(str(error))  # its command is not for clients
+            failure = UserError("a scorer of this server fails; a warning of the server says why")
+            return [(segment, failure) for segment, _ in found]
 
     def _take(self, read: list[tuple[Segment, Translation]]) -> list[Translated]:
         """Return the translations that are done; the others wait for what they are asked for besides."""

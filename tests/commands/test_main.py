@@ -663,6 +663,7 @@ def test_show_takes_sizes_and_batches_from_data_that_is_prepared(capfd, monkeypa
     assert shown["batches"] == report["batches"]
     assert shown["at_peak"] is None  # the peak of a CPU is unknown
     modules = shown["parameters"]["modules"]
+    assert shown["parameters"]["embeddings"] == 800 * Config().model.model_dim
     assert modules["source_embedding/embedding"] == 500 * Config().model.model_dim
     assert modules["target_embedding/embedding"] == 300 * Config().model.model_dim
     # A run that was trained with another config does not keep anybody from looking at this one.

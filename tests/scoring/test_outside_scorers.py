@@ -9,14 +9,11 @@ import pytest
 from flaxformer_mt import define_scorer
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.scoring import metrics, outside_scorers
-from flaxformer_mt.scoring.metrics import (
-    define_scorers,
-    find_metric,
-    score_sentences,
-    score_translations,
-)
+from flaxformer_mt.scoring.metrics import find_metric, score_sentences, score_translations
+from flaxformer_mt.scoring.outside_scorers import UNKNOWN
 from flaxformer_mt.scoring.score_filters import read_filters
 from flaxformer_mt.scoring.significance import ResamplingOptions, resample_scores
+from flaxformer_mt.translation.define_scorer import define_scorers
 
 # The score is the length of the translation, 100 more with a reference; argv says how it fails.
 PROGRAM = """
@@ -118,7 +115,7 @@ def test_a_program_that_reads_nothing_does_not_block(command):
 @pytest.mark.parametrize(
     ("definition", "message"),
     [
-        ("", "there is no program ''; give .NAME=.COMMAND, MODULE:FUNCTION, spbleu:FILE"),
+        ("", "there is no program ''; give .NAME=.COMMAND, MODULE:FUNCTION, run:RUN, spbleu:FILE"),
         ("chrff", "there is no program 'chrff'; did you mean chrf"),
         ("no_such_program --fast", "there is no program 'no_such_program'"),
         ("python 'kiwi.py", "No closing quotation; correct its quotes"),
@@ -230,8 +227,8 @@ def test_filters_keep_a_threshold_or_a_share():
     define_scorer(lambda sources, targets, references: [len(one) for one in targets], name="size")
     least, best = read_filters(["size>=3", "size best 50%"], "--clean_scores")
     pairs = [("a", one) for one in ("xx", "xxx", "x", "xxx", "xxxx")]
-    assert least.keep(pairs) == [False, True, False, True, True]
-    assert best.keep(pairs) == [False, True, False, False, True]  # of equal ones the first
+    assert least.keep(pairs, UNKNOWN) == [False, True, False, True, True]
+    assert best.keep(pairs, UNKNOWN) == [False, True, False, False, True]  # of equal ones the first
     for text, message in (
         ("size>3", r"data.clean.scores has 'size>3'; give NAME>=SCORE, or 'NAME best 80%'"),
         ("size>=x", "give NAME>=SCORE"),

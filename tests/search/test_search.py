@@ -16,7 +16,7 @@ import pytest
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.search import Lines, Symbols, search
-from flaxformer_mt.search.candidates import top_candidates
+from flaxformer_mt.search.candidates import chunk_size, top_candidates
 from flaxformer_mt.shapes import Cache
 
 PAD, BOS, EOS = 0, 1, 2
@@ -341,7 +341,8 @@ def find_candidates(inputs):
 
 
 def test_top_candidates_are_those_of_a_full_sort():
-    # 1,000 are 25 chunks of 40 and 160 are 2 of 80; 130 and 1,003 have padded chunks of 64.
+    # 130 and 1,003 have padded chunks.
+    assert [*map(chunk_size, (160, 1000, 32_000, 130, 1003))] == [80, 40, 64, 64, 64]
     cases = [(7, 7), (64, 1), (130, 2), (160, 1), (1000, 5), (1000, 24), (1000, 25), (1003, 5)]
     inputs = {}
     for size, count in cases:

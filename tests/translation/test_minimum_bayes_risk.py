@@ -1,6 +1,7 @@
 """Minimum Bayes risk: the utilities are sacreBLEU's sentence scores, and the best expected one is chosen."""
 
 import dataclasses
+import itertools
 import random
 import sys
 
@@ -16,11 +17,14 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.scoring import metrics
 from flaxformer_mt.scoring.metrics import score_sentences
 from flaxformer_mt.translation.minimum_bayes_risk import (
+    MOST_REFERENCES,
+    Candidates,
     choose_candidates,
     compare_texts,
     distinct_texts,
     rank_candidates,
     score_chrf,
+    weigh_references,
 )
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.translator import Translator
@@ -44,7 +48,7 @@ def test_bleu_of_candidates_has_the_tokenizer_that_their_script_needs():
         "zh": ["总数为 1234567。", "总数为 1234568。", "共 1234567 个。"],
         "13a": ["a b c", "a b d"],
     }
-    found = compare_texts([("", texts) for texts in groups.values()], "bleu")
+    found = compare_texts([("", texts, texts) for texts in groups.values()], "bleu")
     for (tokenize, texts), matrix in zip(groups.items(), found, strict=True):
         metric = BLEU(tokenize=tokenize, effective_order=True)
         wanted = [[metric.sentence_score(one, [other]).score for other in texts] for one in texts]
@@ -71,15 +75,21 @@ def test_the_highest_expected_utility_is_chosen():
     matrix = np.array([[1.0, 0.0, 0.2], [0.0, 1.0, 0.2], [0.5, 0.5, 1.0]])
     drawn = [make("x", -1.0), make("y", -2.0), make("y", -2.5), make("z", -3.0)]
     assert distinct_texts(drawn) == ["x", "y", "z"]
-    samples = choose_candidates(drawn, matrix, by_probability=False)
+
+    def choose(candidates, matrix, method):
+        weights = weigh_references(candidates, SearchConfig(mbr="chrf", method=method))
+        assert list(weights) == distinct_texts(candidates)
+        return choose_candidates(candidates, matrix @ np.array([*weights.values()]))
+
+    samples = choose(drawn, matrix, "sample")
     assert [(one.text, one.log_prob) for one in samples] == [("z", -3.0), ("y", -2.0), ("x", -1.0)]
     np.testing.assert_allclose([one.score for one in samples], [0.625, 0.55, 0.3])
-    beam = choose_candidates(drawn, matrix, by_probability=True)
+    beam = choose(drawn, matrix, "beam")
     weights = np.array([np.exp(-1), np.exp(-2) + np.exp(-2.5), np.exp(-3)])
     wanted = matrix @ weights / weights.sum()
     assert [one.text for one in beam] == [["x", "y", "z"][i] for i in np.argsort(-wanted)]
     np.testing.assert_allclose([one.score for one in beam], sorted(wanted, reverse=True))
-    (alone,) = choose_candidates([make("", -1.0)], score_chrf([""]), by_probability=False)
+    (alone,) = choose([make("", -1.0)], score_chrf([""]), "sample")
     assert alone.score == 0
 
 
@@ -140,12 +150,45 @@ def test_any_metric_is_a_utility_and_scorers_from_outside_are_asked_once(monkeyp
         return [len(set(source) & set(one) & set(other)) for source, one, other in rows]
 
     monkeypatch.setattr(metrics, "_OTHERS", dict(metrics._OTHERS))
-    groups = [("abc", ["ab", "bc", "x"]), ("d", ["d"])]
+    groups = [("abc", ["ab", "bc", "x"], ["ab", "bc", "x"]), ("d", ["d"], ["d"])]
     first, second = compare_texts(groups, define_scorer(overlap))
     assert calls == [10] and second.tolist() == [[1]]
     assert first.tolist() == [[2, 1, 0], [1, 2, 0], [0, 0, 0]]
     wanted = [[CHRF(word_order=2).sentence_score(a, [b]).score for b in TEXTS] for a in TEXTS]
-    np.testing.assert_array_equal(compare_texts([("", TEXTS)], "chrf++")[0], wanted)
+    np.testing.assert_array_equal(compare_texts([("", TEXTS, TEXTS)], "chrf++")[0], wanted)
+
+
+def test_an_outside_utility_has_no_more_than_16_references(monkeypatch):
+    """Of a beam the best, of 32 samples every second; with few candidates all, as a metric built in has."""
+    monkeypatch.setattr(metrics, "_OTHERS", dict(metrics._OTHERS))
+    calls = []
+
+    def similarity(sources, hypotheses, references):
+        calls.append(len(hypotheses))
+        rows = zip(hypotheses, references, strict=True)
+        return [CHRF().sentence_score(one, [other]).score for one, other in rows]
+
+    define_scorer(similarity)
+    draw = random.Random(3)
+    texts = ["".join(draw.choices("ab ", k=draw.randrange(1, 9))) for _ in range(32)]
+    for method, size in itertools.product(("beam", "sample"), (MOST_REFERENCES, len(texts))):
+        candidates = [make(text, -0.1 * number) for number, text in enumerate(texts[:size])]
+        best = dataclasses.replace(candidates[0], alternatives=tuple(candidates[1:]))
+        found, built_in = (
+            rank_candidates([Candidates("", best, size)], SearchConfig(mbr=mbr, method=method))[0].n_best
+            for mbr in ("similarity", "chrf")
+        )
+        taken = candidates[: len(texts) // 2] if method == "beam" else candidates[:: size // MOST_REFERENCES]
+        weights = np.exp([one.log_prob if method == "beam" else 0.0 for one in taken])
+        matrix = [[CHRF().sentence_score(a.text, [b.text]).score for b in taken] for a in candidates]
+        expected = dict(zip(texts[:size], matrix @ weights / weights.sum(), strict=True))
+        for one in found:
+            assert one.score == pytest.approx(expected[one.text])
+        assert [one.score for one in found] == pytest.approx(sorted(expected.values(), reverse=True))
+        if size == MOST_REFERENCES:
+            assert [one.text for one in found] == [one.text for one in built_in]
+        distinct = len(set(texts[:size])), len({one.text for one in taken})
+        assert calls.pop() == distinct[0] * distinct[1]
 
 
 def test_a_scorer_ranks_hypotheses_alone_or_with_the_model(monkeypatch):
@@ -153,7 +196,7 @@ def test_a_scorer_ranks_hypotheses_alone_or_with_the_model(monkeypatch):
     define_scorer(lambda sources, hypotheses, references: [len(one) for one in hypotheses], name="size")
     best = dataclasses.replace(make("a", -1.0), alternatives=(make("bbb", -2.0), make("cc", -1.5)))
     blank = Translation("", score=np.nan, log_prob=0.0, tokens=())
-    found = [("x", best, 2), ("y", blank, 1), ("z", make("d", -3.0), 1)]
+    found = [Candidates("x", best, 2), Candidates("y", blank), Candidates("z", make("d", -3.0))]
 
     def ranked(**options):
         first, second, third = rank_candidates(found, SearchConfig(**options))
@@ -187,7 +230,7 @@ def test_translations_are_reranked_and_wrong_scorers_are_one_line(tiny_run, tmp_
             ["--rerank=size", scorer, "--method=greedy"],
             "--rerank is size, but --method is greedy, which has no list",
         ),
-        (["--rerank_weight=1"], "--rerank_weight 1.0 has no effect without search.rerank"),
+        (["--rerank_weight=1"], "--rerank_weight 1.0 has no effect without --rerank"),
         (["--rerank=size", scorer, scorer], "--scorer defines size twice"),
         (["--mbr=chfr"], "search.mbr names the score 'chfr'"),
         (["--rerank=size", "--scorer=size=false"], "scorer size (false) ended with status 1 after 0 of "),

@@ -150,11 +150,15 @@ def _load(
     from flaxformer_mt.config.files import read_config
     from flaxformer_mt.config.load_options import LoadOptions
     from flaxformer_mt.runs.load_run import name_checkpoint
+    from flaxformer_mt.scoring.metrics import try_scorers
     from flaxformer_mt.translation.translator import Translator
 
     search = dataclasses.replace(read_config(path / "config.json").search, **changes)
     loading = dataclasses.replace(LoadOptions.of(options, search), checkpoint=checkpoint)
     translator = Translator.load(path, loading)
+    if judge := search.mbr or search.rerank:
+        first = find_directions(translator.config.data)[0]
+        try_scorers([judge], "search", with_references=bool(search.mbr), direction=first)
     engine: Any = translator.engine(arriving=True)
     name = f", checkpoint {name_checkpoint(translator.checkpoint, translator.step)}"
     return engine, engine.backend.warm_up(), name

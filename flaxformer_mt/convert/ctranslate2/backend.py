@@ -116,7 +116,7 @@ def load_engine(
 
 
 class CTranslate2Backend:
-    """Translates segments by CTranslate2, in batches of those alike."""
+    """Translates segments by CTranslate2, in batches of equal search options."""
 
     has_full_call = False
 
