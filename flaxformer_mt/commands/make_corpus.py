@@ -8,7 +8,7 @@ which is quick and a function of the first.
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from flaxformer_mt.commands.options import (
     BacktranslateOptions,
@@ -21,7 +21,6 @@ from flaxformer_mt.commands.translate import (
     check_line_flags,
     choose_search,
     translate_file,
-    translate_with_ctranslate2,
 )
 from flaxformer_mt.config.checks import check_n_best
 from flaxformer_mt.config.load_options import take_values
@@ -40,10 +39,7 @@ def backtranslate(options: BacktranslateOptions) -> dict[str, Any] | None:
     options = _check(options)
     if options.tag != "".join(options.tag.split()):
         raise UserError(f"--tag is {options.tag!r}; a tag is one symbol without spaces, such as <BT>")
-    if options.backend == "ctranslate2":
-        translate_with_ctranslate2(_translate_options(options))
-    else:
-        translate_file(_translate_options(options), keep_record=True)
+    translate_file(_translate_options(options, backend=options.backend), keep_record=True)
     if not _is_first():
         return None
     originals = _read(options.input, options)
@@ -121,13 +117,16 @@ def _check_targets(options: DistilOptions) -> int | None:
     return n_best
 
 
-def _translate_options(options: CorpusOptions, *, n_best: int | None = None) -> TranslateOptions:
+def _translate_options(
+    options: CorpusOptions, *, n_best: int | None = None, backend: Literal["jax", "ctranslate2"] = "jax"
+) -> TranslateOptions:
     """Return the options of `translate` that translate --input into TRANSLATIONS."""
     return TranslateOptions(
         **take_values(options, FileTranslationOptions),
         input=options.input,
         output=str(options.output / TRANSLATIONS),
         n_best=n_best,
+        backend=backend,
         window=options.window,
         resume=options.resume,
         overwrite=options.overwrite,

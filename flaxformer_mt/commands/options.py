@@ -327,6 +327,9 @@ class TranslateOptions(
     # French. Search options are for both runs; --checkpoint, --ensemble and --shortlist are for --run. None:
     # no such run.
     then: str | None = None
+    # System that searches. jax: this package. ctranslate2: CTranslate2 (needs the extra ctranslate2), for
+    # beam search, greedy search and sampling; --run is then a folder that export --format=ctranslate2 wrote.
+    backend: Literal["jax", "ctranslate2"] = "jax"
     # ---- requirements on translations ----
 
     # File with the beginning of each line's translation, one line for each input line; an empty line sets no
@@ -619,6 +622,10 @@ class NewOptions:
     files: tuple[str, ...]
     # Run directory for the training. The config is written next to it, as RUN.py.
     run: Path
+    # What the model is for. browser (Bergamot's engine, as in Firefox) and cpu (CTranslate2): also a teacher, in
+    # RUN_teacher.py, from which the model of RUN.py learns, and all commands up to its export. None: one
+    # model.
+    for_: Literal["browser", "cpu"] | None = None
     # Language of the sources, such as fr. None: the ending of the first file.
     source_language: str | None = None
     # Language of the targets, such as en. None: the ending of the second file.

@@ -273,16 +273,17 @@ def _make_jax_engine(
     return PivotEngines(first.engine(), second.engine(), directions)
 
 
-def translate_with_ctranslate2(options: TranslateOptions) -> None:
-    """Translate --input by the model folder --run, line by line, and keep the record of the output."""
-    from flaxformer_mt.commands.output_formats import TranslationFormat
-
+def _translate_with_ctranslate2(options: TranslateOptions, *, keep_record: bool) -> None:
+    """Translate --input by the model folder --run."""
     with importing("ctranslate2", what="--backend=ctranslate2"):
         from flaxformer_mt.convert.ctranslate2.backend import load_engine
-    changes = _find_search_changes(options)
-    folder, split = options.run.expanduser(), options.split_sentences
-    make_engine = functools.partial(load_engine, folder, split_sentences=split, **changes)
-    write_translations(options, make_engine, TranslationFormat(), fields={}, keep_record=True)
+    changes: dict[str, Any] = _find_search_changes(options)
+    changes |= {"split_sentences": options.split_sentences, "capitals": options.capitals}
+    make_engine = functools.partial(load_engine, options.run.expanduser(), **changes)
+    _check_flags(options)
+    form, annotations = choose_format(options)
+    fields = {"n_best": options.n_best or 1, "annotations": annotations}
+    write_translations(options, make_engine, form, fields=fields, keep_record=keep_record)
 
 
 # The search options that change nothing with CTranslate2, whatever their values; its engine refuses others.
@@ -293,9 +294,12 @@ def _find_search_changes(options: TranslateOptions) -> dict[str, Any]:
     """Return the search options that are given. Raises UserError for flags that CTranslate2 does not have."""
     names = ["checkpoint", *WITHOUT_EFFECT, *(field.name for field in dataclasses.fields(MbrConfig))]
     names += ["dtype", "quantization", "coordinator", "processes", "process", "workers", "ray"]
+    names += ["shortlist", "glossary", "then", "source_language", "target_language"]
     given = [name for name in names if getattr(options, name) is not None]
     given += ["stopping"] if options.stopping == "exact" else []
-    given += [name for name in ("ensemble", "allow_nonfinite", "distributed") if getattr(options, name)]
+    switches = ("ensemble", "allow_nonfinite", "distributed", "documents", "warm_up")
+    given += [name for name in switches if getattr(options, name)]
+    given += ["long_lines"] if options.long_lines == "cut" else []
     if given:
         raise UserError(
             f"--{given[0]} has no effect with --backend=ctranslate2, whose model folder is one model in one "
@@ -344,6 +348,9 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
     """Run the command `translate`; `keep_record`: see `ResumableOutput`."""
     from flaxformer_mt.parallel import use_cpu_cores_as_devices
 
+    if options.backend == "ctranslate2":
+        _translate_with_ctranslate2(options, keep_record=keep_record)
+        return
     uses_workers = check_workers(options)
     use_cpu_cores_as_devices()  # before the number of processes is asked for, which starts JAX
     n_best = 1 if options.n_best is None else options.n_best

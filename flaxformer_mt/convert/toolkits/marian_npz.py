@@ -157,9 +157,14 @@ def read_model(
         rules = _make_rules(network, old_output=old_output)
         codes = re.match(r"model\.([a-z]{2})([a-z]{2})\.", file.name)  # those of Bergamot have them
         languages = toolkit.languages_of(codes.groups() if codes else (None, None))
-        return toolkit.make_weights(
+        weights = toolkit.make_weights(
             network, vocabs, tensors, rules, path=file, what=what, languages=languages
         )
+        # Firefox, whose files are alone, searches greedily.
+        usual = 1 if codes else SearchConfig.beam_size
+        beam_size = _read_decoder(folder, file).get("beam-size", usual)
+        search = SearchConfig(method="greedy") if beam_size == 1 else SearchConfig(beam_size=beam_size)
+        return replace(weights, config=replace(weights.config, search=search))
     config = formats.find_config(folder, overrides)
     check_network(config, folder)
     table = _make_table(config.model, vocabs, old_output=old_output)
@@ -446,13 +451,18 @@ def _read_vocabs(folder: Path, file: Path) -> Vocabs:
     return toolkit.read_vocabs(folder, lists, toolkit.Languages(), models=models)
 
 
+def _read_decoder(folder: Path, file: Path) -> dict[str, Any]:
+    """Return the options of translation that are beside a model: Marian's, or config.yml of Bergamot's."""
+    names = (f"{file.name}.decoder.yml", "decoder.yml", "config.yml")
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    return {} if path is None else toolkit.read_yaml(path)
+
+
 def _find_vocab_files(folder: Path, file: Path) -> dict[str, Path]:
-    for name in (f"{file.name}.decoder.yml", "decoder.yml"):
-        if (folder / name).is_file():
-            listed = toolkit.read_yaml(folder / name).get("vocabs")
-            files = [folder / Path(str(entry)).name for entry in listed] if isinstance(listed, list) else []
-            if len(files) in (1, 2) and all(path.is_file() for path in files):
-                return {"source": files[0], "target": files[-1]}
+    listed = _read_decoder(folder, file).get("vocabs")
+    files = [folder / Path(str(entry)).name for entry in listed] if isinstance(listed, list) else []
+    if len(files) in (1, 2) and all(path.is_file() for path in files):
+        return {"source": files[0], "target": files[-1]}
     for pattern in ("*vocab*.spm", "*vocab*.yml", "*vocab*.yaml", "*vocab*.json"):
         if files := sorted(folder.glob(pattern)):
             return toolkit.choose_sides(files, toolkit.Languages(), what="vocabularies", folder=folder)
