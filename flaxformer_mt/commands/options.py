@@ -622,9 +622,9 @@ class NewOptions:
     files: tuple[str, ...]
     # Run directory for the training. The config is written next to it, as RUN.py.
     run: Path
-    # What the model is for. browser (Bergamot's engine, as in Firefox) and cpu (CTranslate2): also a teacher, in
-    # RUN_teacher.py, from which the model of RUN.py learns, and all commands up to its export. None: one
-    # model.
+    # Where the model is to translate: in browsers (Bergamot's engine, which Firefox has), or on CPUs
+    # (CTranslate2). Then RUN.py is a small student, RUN_teacher.py its teacher, and both have the commands up
+    # to the export. None: one model.
     for_: Literal["browser", "cpu"] | None = None
     # Language of the sources, such as fr. None: the ending of the first file.
     source_language: str | None = None

@@ -29,8 +29,8 @@ _ON_HUB = ("hf", "marian", "hf-pre-norm", "ctranslate2")
 class ExportResult(TypedDict, total=False):
     """What `export_run` returns."""
 
-    # Format of the exported files, their folder (`output`), their names, and the bytes of all but vocab/, which
-    # only `import` reads.
+    # Format of the exported files, their folder (`output`), their names, and the bytes of those that are not
+    # in vocab/, which only `import` reads.
     format: str
     output: str
     files: list[str]

@@ -1,4 +1,4 @@
-"""Models in the files that Firefox ships: they come in, learn another domain, and go back under the same names."""
+"""Models in the files that Firefox ships: they come in, learn a domain, and go back."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ SEARCH = {"beam-size": 1, "normalize": 1.0, "word-penalty": 0, "gemm-precision":
 
 
 def write_as_firefox(root: Path, kinds: list[str], tying: str) -> Path:
-    """A random student with Marian's ids in its vocabularies, in 8 bits, under the names of Mozilla's files."""
+    """A random student in 8 bits, with Marian's ids of pieces, under the names of Mozilla's files."""
     write_marian(root / "marian", marian_options(**OPTIONS, **SIZES, **{tying: True}))
     weights = find_format("marian-npz").read(root / "marian", ImportOverrides())
     data = make_config(root).data  # sentences to measure activations
