@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from flaxformer_mt.commands.new_sizing import Choice
 from flaxformer_mt.config import DataConfig
@@ -96,8 +96,10 @@ def write_text(data: DataConfig, run: Path) -> None:
 
     folder = Path(f"{run}_distilled")
     folder.mkdir(parents=True, exist_ok=True)
-    for split, name in (("train", "original"), ("valid", "valid"), ("test", "test")):
-        pairs = read_pairs(data, split)  # type: ignore[arg-type]
+    names: dict[Literal["train", "valid", "test"], str]
+    names = {"train": "original", "valid": "valid", "test": "test"}
+    for split, name in names.items():
+        pairs = read_pairs(data, split)
         for side, language in enumerate((data.source_language, data.target_language)):
             with open(folder / f"{name}.{language}", "w", encoding="utf-8", newline="\n") as file:
                 file.writelines(f"{pair[side]}\n" for pair in pairs)

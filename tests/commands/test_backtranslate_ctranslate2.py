@@ -1,7 +1,6 @@
 """`backtranslate` and `translate` with `--backend=ctranslate2`: resuming, and wrong flags."""
 
 import itertools
-import json
 from pathlib import Path
 
 import pytest
@@ -43,10 +42,12 @@ def test_a_file_is_translated_by_an_export_and_resumed(tiny_run, tiny_text, tmp_
     same = ["translate", "--run=model", "--backend=ctranslate2", "--input=in", "--method=greedy"]
     assert main([*same, "--output=texts", "--capitals=never"]) == 0
     assert Path("texts").read_text() == Path("whole/translations.txt").read_text()
-    assert main([*same, "--output=json", "--json"]) == 0
-    assert len([json.loads(line) for line in Path("json").read_text().split("\n")[:-1]]) == 41
+    assert main([*same, "--output=scored", "--scores", "--capitals=never"]) == 0
+    scored = [line.split("\t") for line in Path("scored").read_text().split("\n")[:-1]]
+    assert [text for _, text in scored] == texts[:-1] and all(float(score) <= 0 for score, _ in scored)
     capfd.readouterr()
     for flags, message in (
+        (["--json"], "gives no probabilities of tokens"),
         (["--then=model"], "--then has no effect with --backend=ctranslate2"),
         (["--glossary=in"], "--glossary has no effect with --backend=ctranslate2"),
         (["--documents"], "--documents has no effect with --backend=ctranslate2"),

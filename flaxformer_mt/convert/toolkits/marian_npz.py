@@ -161,7 +161,7 @@ def read_model(
             network, vocabs, tensors, rules, path=file, what=what, languages=languages
         )
         # Firefox, whose files are alone, searches greedily.
-        usual = 1 if codes else SearchConfig.beam_size
+        usual = SearchConfig.beam_size if what == _NAME else 1
         beam_size = _read_decoder(folder, file).get("beam-size", usual)
         search = SearchConfig(method="greedy") if beam_size == 1 else SearchConfig(beam_size=beam_size)
         return replace(weights, config=replace(weights.config, search=search))
