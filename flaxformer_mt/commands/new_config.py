@@ -192,7 +192,7 @@ def write_new_config(options: NewOptions) -> dict[str, Any]:
     description = _describe(options, commands, report, machine)
     languages, pairs = f"{data.source_language}-{data.target_language}", f"{report['train']['pairs']:,} pairs"
     for name, config in configs.items():
-        role = "a model" if goal is None else f"a student for {goal}" if name == run else "the teacher"
+        role = "a model" if goal is None else f"a student (--for={goal})" if name == run else "the teacher"
         file, text = Path(f"{name}.py"), format_config(f"{languages}: {role}, {pairs}.", description, config)
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, text.encode())

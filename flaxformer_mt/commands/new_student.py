@@ -49,6 +49,7 @@ def choose_student(teacher: Sequence[Choice], run: Path, goal: str) -> list[Choi
     choices = [
         Choice("data.dataset", "parallel_text", "the teacher's translations, train.tsv, which distil writes"),
         Choice("data.text_dir", str(text), ""),
+        Choice("data.source_language", values["data.source_language"], ""),
         Choice("vocab.source_model", str(vocab / "source.model"), "the teacher's vocabulary"),
         Choice("vocab.target_model", str(vocab / "target.model"), ""),
         Choice(

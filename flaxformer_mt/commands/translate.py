@@ -405,7 +405,9 @@ def write_translations(
         output = files.enter_context(open_one_output(options, origin, window, keep=keep_record))
         requests = _make_requests(texts, documents, output, fields)
         quiet, total = typed or is_on_screen(options.output), count_lines(options.input)
-        progress = files.enter_context(Throughput(total=total, done=output.done, quiet=quiet))
+        summary = isinstance(output, ResumableOutput)
+        progress = Throughput(total=total, done=output.done, quiet=quiet, summary=summary)
+        files.enter_context(progress)
         is_ready = next((text.is_ready for text in texts.values() if text.is_ready), None)
         # A file has windows of fixed sizes, so that a resumed command writes the same bytes.
         blocks = take_windows(requests, window, None if isinstance(output, ResumableOutput) else is_ready)
