@@ -98,7 +98,7 @@ fi
 # 4. The student, its shortlist, its export, scores (as trained, and rounded to 8 bits), and lines a second.
 step "$run/report.json" train --config="$run.py" "${student[@]}" --run="$run"
 shortlist=${run}_shortlist.txt
-step "$shortlist" prepare --config="$run.py" "${student[@]}" --shortlist="$shortlist"
+step "$shortlist" prepare --run="$run" --shortlist="$shortlist"
 step "${run}_$FOR/README.md" export --run="$run" --format="$format" --quantization=int8 --shortlist="$shortlist" \
     --output="${run}_$FOR"
 for name in ${MONO:+reverse} student_teacher student; do

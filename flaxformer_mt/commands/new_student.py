@@ -81,7 +81,7 @@ def list_commands(run: Path, goal: str, data: DataConfig) -> list[list[str]]:
         ["train", f"--config={teacher}.py", f"--run={teacher}"],
         ["distil", *distil, "--targets=nbest", f"--reference={text}/original.{target}"],
         ["train", f"--config={run}.py", f"--run={run}"],
-        ["prepare", f"--config={run}.py", shortlist],
+        ["prepare", f"--run={run}", shortlist],
         ["export", *export, f"--output={run}_{goal}"],
         ["evaluate", f"--run={run}", "--quantization=int8", shortlist],
         ["translate", *translate, f"--input={text}/test.{source}", f"--output={run}_test.{target}"],

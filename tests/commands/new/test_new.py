@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flaxformer_mt.commands.flags import parse_flags
 from flaxformer_mt.commands.main import COMMANDS, main
 from flaxformer_mt.commands.new_config import find_corpus, format_config
 from flaxformer_mt.commands.new_sizing import (
@@ -93,15 +94,20 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize(
-    ("goal", "name"), [("browser", "bergamot"), pytest.param("cpu", "ctranslate2", marks=pytest.mark.slow)]
-)
-def test_a_student_and_its_teacher_go_all_the_way_to_an_export(corpus, goal, name, capfd):
-    pytest.importorskip(name if goal == "cpu" else "numpy")
+FORMATS = {"browser": "bergamot", "cpu": "ctranslate2"}
+
+
+def write_student(goal, capfd):
     assert main(["new", "corpus.xx", "corpus.yy", "--run=runs/a", f"--for={goal}"]) == 0
     result = json.loads(capfd.readouterr().out)
+    return result, [shlex.split(command.split("flaxformer_mt ")[1]) for command in result["commands"]]
+
+
+@pytest.mark.parametrize("goal", FORMATS)
+def test_a_student_has_a_teacher_and_the_fields_of_its_engine(corpus, goal, capfd):
+    result, commands = write_student(goal, capfd)
     teacher, student = load_config(result["teacher"]), load_config(result["config"])
-    assert find_format(name).problems(student) == []
+    assert find_format(FORMATS[goal]).problems(student) == []
     assert student.model.model_dim == max(64, teacher.model.model_dim // 2)
     # The teacher translates what it learns, and the student is scored on the pairs that were held out.
     for split, file in (("train", "original"), ("valid", "valid"), ("test", "test")):
@@ -110,19 +116,27 @@ def test_a_student_and_its_teacher_go_all_the_way_to_an_export(corpus, goal, nam
         ]
         assert list(zip(*sides, strict=True)) == list(read_pairs(teacher.data, split))
     head = ast.get_docstring(ast.parse(Path("runs/a.py").read_text()))
-    names = [command.split("flaxformer_mt ")[1] for command in result["commands"]]
-    assert all(f"python -m flaxformer_mt {command}\n" in head for command in names)
-    for command in map(shlex.split, names):
+    for name, *flags in commands:
+        assert f"python -m flaxformer_mt {shlex.join([name, *flags])}\n" in head
+        flags = [flag for flag in flags if not flag.startswith("--run=")]
+        parse_flags(COMMANDS[name].options, [*flags, "--run=b"], prog=name)
+    assert main(["new", "corpus.xx", "corpus.yy", "--run=runs/a", "--for=phone"]) == 2
+    assert capfd.readouterr().err == "error: --for is 'phone' (allowed: browser, cpu)\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("goal", FORMATS)
+def test_the_commands_of_a_student_end_in_an_export(corpus, goal, capfd):
+    pytest.importorskip("ctranslate2" if goal == "cpu" else "numpy")
+    for command in write_student(goal, capfd)[1]:
         if command[0] == "train":
-            (run,) = (flag.removeprefix("--run=runs/a") for flag in command if flag.startswith("--run="))
-            command += SMALL[run]
+            command += SMALL["_teacher" if "--run=runs/a_teacher" in command else ""]
         assert main(command) == 0, command
-    assert json.loads(Path(f"runs/a_{goal}/config.json").read_text())["flaxformer_mt"]["format"] == name
-    assert (Path(f"runs/a_{goal}") / ("vmap.txt" if goal == "cpu" else "lex.xxyy.s2t.bin")).is_file()
+    stored = json.loads(Path(f"runs/a_{goal}/config.json").read_text())
+    assert stored["flaxformer_mt"]["format"] == FORMATS[goal]
+    assert Path(f"runs/a_{goal}", "vmap.txt" if goal == "cpu" else "lex.xxyy.s2t.bin").is_file()
     assert len(Path("runs/a_test.yy").read_text().split("\n")) == 31
     assert "lines/s" in capfd.readouterr().err
-    assert main(["new", "corpus.xx", "corpus.yy", "--run=runs/a", "--for=phone"]) == 2
-    assert "--for is 'phone'; supported: browser, cpu" in capfd.readouterr().err
 
 
 def test_every_choice_has_its_reason(corpus):
