@@ -5,8 +5,8 @@
     vocab.spm, or vocab.yml    one for both sides, or two; with vocab.yml also source.spm and target.spm
 
 Marian's translations begin with a vector of zeros, which an export needs (model.target_start). In a model
-that is imported, it is that of <pad>, which Marian does not have, and which gets the first id after those of
-both vocabularies. Needs numpy alone; nothing of a file is unpickled.
+that is imported from model.npz, it is that of <pad>, which Marian does not have, and which gets the first id
+after those of both vocabularies. Needs numpy alone; nothing of a file is unpickled.
 """
 
 import math
@@ -156,6 +156,8 @@ def read_model(
     if not own:
         rules = _make_rules(network, old_output=old_output)
         codes = re.match(r"model\.([a-z]{2})([a-z]{2})\.", file.name)  # those of Bergamot have them
+        if what != _NAME:  # training would change the embedding of <pad>, which no other format needs
+            network = replace(network, target_start="zeros")
         languages = toolkit.languages_of(codes.groups() if codes else (None, None))
         weights = toolkit.make_weights(
             network, vocabs, tensors, rules, path=file, what=what, languages=languages
@@ -194,7 +196,9 @@ def make_files(weights: Weights, *, multiple: int = 1) -> Files:
     models, rows = [], {}
     for side, stack, vocab in (("source", "encoder", vocabs.source), ("target", "decoder", vocabs.target)):
         model, size = drop_fillers(vocab.model)
-        if tensors["Wemb" if "Wemb" in tensors else f"{stack}_Wemb"][size:].any():
+        rows_left = tensors["Wemb" if "Wemb" in tensors else f"{stack}_Wemb"][size:]
+        # Where targets start with zeros, label smoothing alone has trained them.
+        if config.model.target_start == "symbol" and rows_left.any():
             model = vocab.model
         model, rows[side] = add_fillers(model, multiple)
         models.append(model)
