@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import warnings
 from pathlib import Path
@@ -109,9 +110,9 @@ def test_a_model_of_firefox_learns_a_domain_and_goes_back(case, tmp_path, monkey
     import_run("out", run_dir="again")
     tuned, again = load_weights(Path("tuned"), checkpoint="last"), load_weights(Path("again"))
     for path, leaf in tuned.leaves.items():
-        np.testing.assert_allclose(
-            again.leaves[path], leaf, rtol=0, atol=np.abs(leaf).max() / 250, err_msg=path
-        )
-    assert all(
-        one.text for one in Translator.load("tuned", checkpoint="last").translate(["der Hund", "die Katze"])
-    )
+        # Padding, at the end, is in none of the files.
+        rows = slice(-1 if re.search("embedding/embedding|output_bias", path) else None)
+        close = {"rtol": 0, "atol": np.abs(leaf).max() / 250, "err_msg": path}
+        np.testing.assert_allclose(again.leaves[path][rows], leaf[rows], **close)
+    lines = ["der Hund", "die Katze und der Hund"]
+    assert all(one.text for one in Translator.load("tuned", checkpoint="last").translate(lines))
