@@ -287,6 +287,17 @@ class EvaluateOptions(
     tune_rerank: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class BackendOptions:
+    """What translates."""
+
+    # ---- model ----
+
+    # System that searches. jax: this package. ctranslate2: CTranslate2 (needs the extra ctranslate2), for
+    # beam search, greedy search and sampling; --run is then a folder that export --format=ctranslate2 wrote.
+    backend: Literal["jax", "ctranslate2"] = "jax"
+
+
 @dataclass(frozen=True)
 class FileTranslationOptions(
     WorkerOptions,
@@ -302,6 +313,7 @@ class FileTranslationOptions(
 
 @dataclass(frozen=True)
 class TranslateOptions(
+    BackendOptions,
     ShortlistOptions,
     FileTranslationOptions,
     LanguageOptions,
@@ -327,9 +339,6 @@ class TranslateOptions(
     # French. Search options are for both runs; --checkpoint, --ensemble and --shortlist are for --run. None:
     # no such run.
     then: str | None = None
-    # System that searches. jax: this package. ctranslate2: CTranslate2 (needs the extra ctranslate2), for
-    # beam search, greedy search and sampling; --run is then a folder that export --format=ctranslate2 wrote.
-    backend: Literal["jax", "ctranslate2"] = "jax"
     # ---- requirements on translations ----
 
     # File with the beginning of each line's translation, one line for each input line; an empty line sets no
@@ -480,7 +489,7 @@ class CorpusOptions(PairRules, FileTranslationOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BacktranslateOptions(CorpusOptions):
+class BacktranslateOptions(BackendOptions, CorpusOptions):
     """Makes training pairs of text in the target language, with translations by --run as sources."""
 
     # ---- back-translation ----
@@ -488,9 +497,6 @@ class BacktranslateOptions(CorpusOptions):
     # Symbol before each source, which tells the model that this source is a translation. Training needs the
     # symbol in vocab.symbols. Empty: none.
     tag: str = "<BT>"
-    # System that searches. jax: this package. ctranslate2: CTranslate2 (needs the extra ctranslate2), for
-    # beam search, greedy search and sampling; --run is then a folder that export --format=ctranslate2 wrote.
-    backend: Literal["jax", "ctranslate2"] = "jax"
 
 
 @dataclass(frozen=True, kw_only=True)
