@@ -97,7 +97,7 @@ def compile_cell(cell: Cell) -> dict[str, Any]:
     """Compile a cell in this process; the message of a user error stands in place of the result."""
     import jax
 
-    from flaxformer_mt.commands.flags import parse_flags
+    from flaxformer_mt.commands.flag_parser import parse_flags
     from flaxformer_mt.commands.options import ShowOptions
     from flaxformer_mt.commands.show import plan_sizes
     from flaxformer_mt.commands.show_target import describe_update

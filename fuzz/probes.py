@@ -245,7 +245,7 @@ def read_mutated_config(number: int, settings: dict[str, Any]) -> Any:
 
 
 def parse_mutated_flags(number: int, settings: dict[str, Any]) -> Any:
-    from flaxformer_mt.commands.flags import parse_flags
+    from flaxformer_mt.commands.flag_parser import parse_flags
     from flaxformer_mt.commands.main import COMMANDS
     from flaxformer_mt.config import Config
     from flaxformer_mt.config.files import flatten

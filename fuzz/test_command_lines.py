@@ -14,7 +14,7 @@ import pytest
 from damage import BYTES, SIZE, VALUES, draw_for
 
 from flaxformer_mt.commands import main as main_module
-from flaxformer_mt.commands.flags import list_flag_types
+from flaxformer_mt.commands.flag_parser import list_flag_types
 from flaxformer_mt.commands.main import COMMANDS, main
 from flaxformer_mt.config.files import flatten, list_recipes, load_config
 

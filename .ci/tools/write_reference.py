@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from tools.pages import ROOT
 
 from flaxformer_mt.commands.doctor import EXTRAS
-from flaxformer_mt.commands.flags import takes_config
+from flaxformer_mt.commands.flag_parser import takes_config
 from flaxformer_mt.commands.help_layout import FlagHelp, list_flags, list_sections, list_settings
 from flaxformer_mt.commands.main import COMMANDS
 from flaxformer_mt.config import Config

@@ -13,8 +13,9 @@ _CHUNK = 4096
 
 
 def align_training_pairs(options: AlignOptions) -> dict[str, Any]:
+    from flaxformer_mt.corpus.pharaoh import format_points
     from flaxformer_mt.corpus.reader import find_files, open_train_set
-    from flaxformer_mt.corpus.word_alignment import align_corpus, format_points
+    from flaxformer_mt.corpus.word_alignment import align_corpus
     from flaxformer_mt.unicode_text import split_words
 
     data = options.config.data
@@ -36,7 +37,7 @@ def align_training_pairs(options: AlignOptions) -> dict[str, Any]:
     alignments = align_corpus(read_words(), say=lambda text: print(text, file=sys.stderr, flush=True))
     with open_output(str(output)) as write:
         for points in alignments:
-            write(format_points(points.tolist()))
+            write(format_points(map(tuple, points.tolist())))
     words = sum(len(target) for _, target in read_words())
     aligned = sum(len(set(points[:, 1].tolist())) for points in alignments)
     share = round(aligned / words, 4) if words else 0.0

@@ -4,7 +4,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from flaxformer_mt.commands.flags import is_switch, list_flag_types
+from flaxformer_mt.commands.flag_parser import is_switch, list_flag_types
 from flaxformer_mt.errors import UserError
 
 # A script calls `_words COMMAND FLAG` for what may follow: without a flag, the flags; without both, commands.

@@ -24,6 +24,7 @@ REQUIRED = {
     "optax": "optax",
     "orbax-checkpoint": "orbax.checkpoint",
     "tensorflow-datasets": "tensorflow_datasets",
+    "grain": "grain",
     "array_record": "array_record.python.array_record_module",
     "pyarrow": "pyarrow.parquet",
     "sentencepiece": "sentencepiece",

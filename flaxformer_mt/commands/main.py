@@ -24,7 +24,7 @@ from flaxformer_mt.commands.align import align_training_pairs
 from flaxformer_mt.commands.doctor import doctor, summarize_doctor
 from flaxformer_mt.commands.evaluate import evaluate, summarize_scores
 from flaxformer_mt.commands.export import export, import_model
-from flaxformer_mt.commands.flags import parse_flags, run_locally, take_log_level, takes_config
+from flaxformer_mt.commands.flag_parser import parse_flags, run_locally, take_log_level, takes_config
 from flaxformer_mt.commands.make_corpus import backtranslate, distil
 from flaxformer_mt.commands.options import WITH_COMMAS
 from flaxformer_mt.commands.score import score_file

@@ -55,7 +55,7 @@ def make_flags(section: type, *names: str) -> Any:
 
 @dataclass(frozen=True)
 class GeneralOptions:
-    """Flags of all commands, which flags.py and main.py obey."""
+    """Flags of all commands, which flag_parser.py and main.py obey."""
 
     # Show this help.
     help: bool = False

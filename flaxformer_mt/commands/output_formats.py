@@ -2,17 +2,12 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flaxformer_mt.corpus.pharaoh import format_points
 from flaxformer_mt.translation.result import Translation, drop_repeated
-
-
-def format_pharaoh(alignment: Iterable[tuple[int, int]]) -> str:
-    """Format pairs, sorted by target position, then by source position: ((1, 0), (0, 1)) gives "1-0 0-1"."""
-    return " ".join(f"{i}-{j}" for i, j in sorted(alignment, key=lambda pair: (pair[1], pair[0])))
-
 
 # Maps ids of the target vocabulary to pieces.
 Pieces = Callable[[Sequence[int]], list[str]]
@@ -54,13 +49,13 @@ class TranslationFormat:
         if self.token_scores:
             columns += _format_log_probs(translation.log_prob, translation.token_log_probs or ())
         if self.alignments:
-            columns.append(format_pharaoh(translation.alignment or ()))
+            columns.append(format_points(translation.alignment or ()))
         return ["\t".join([*columns, translation.text])]
 
     def _format_hypothesis(self, number: int, hypothesis: Translation) -> str:
         fields = [str(number), hypothesis.text.replace("|||", _ESCAPED), f"{hypothesis.score:.6f}"]
         if self.alignments:
-            fields.append(format_pharaoh(hypothesis.alignment or ()))
+            fields.append(format_points(hypothesis.alignment or ()))
         return " ||| ".join(fields)
 
 

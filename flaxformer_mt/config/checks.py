@@ -371,7 +371,7 @@ def _find_choice_conflicts(search: SearchConfig, where: str) -> Iterator[str]:
         )
     if search.rerank_weight is not None and not search.rerank:
         yield (
-            f"{where}rerank_weight {search.rerank_weight} has no effect without search.rerank; give a "
+            f"{where}rerank_weight {search.rerank_weight} has no effect without {where}rerank; give a "
             "scorer, or leave it out"
         )
 

@@ -553,8 +553,7 @@ class ParallelConfig:
     # pmap: data parallelism, all parameters on every device. mesh: jit over a device mesh, which can also
     # shard parameters. auto: pmap for data parallelism alone on several devices, else mesh.
     backend: Literal["auto", "pmap", "mesh"] = "auto"
-    # Data parallelism: number of groups that each hold all parameters; data * fsdp * tensor devices are used.
-    # 0: as many groups as there are devices for.
+    # Data parallelism: number of groups that each hold all parameters. 0: devices / (fsdp * tensor).
     data: Annotated[int, at_least(0), USUAL] = 0
     # Fully sharded data parallelism: number of devices that split each batch, the parameters, the optimizer
     # state and the moving average among them. 1: off.

@@ -79,7 +79,8 @@ def export_run(
 
     Raises:
       UserError: an unknown format, a model that the format cannot express, an output folder that is not
-        empty, or a difference above the tolerance. A failed export leaves no files behind.
+        empty, or a difference above the tolerance. A failed export leaves no files behind; one
+        that only could not be uploaded leaves the folder.
     """
     check_tolerance(tolerance)
     run_dir, output = open_copy(run_dir), open_output(output, empty=True)

@@ -7,7 +7,6 @@ as numbers: words for `align`, pieces for a shortlist. Two directions are joined
 
 import functools
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +15,7 @@ import numpy as np
 
 from flaxformer_mt.atomic_folder import artifact, digest, map_arrays, save_arrays
 from flaxformer_mt.corpus.pairs import RawSplit, Side, WordLinks
+from flaxformer_mt.corpus.pharaoh import parse_points
 from flaxformer_mt.corpus.text_files import load_or_scan, read_lines
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.unicode_text import MARKS, spell, split_words
@@ -263,7 +263,6 @@ def symmetrize(forward: np.ndarray, backward: np.ndarray, shape: tuple[int, int]
     return np.array(sorted(points, key=lambda point: point[::-1]), np.int64).reshape(-1, 2)
 
 
-_POINT = re.compile(rb"([0-9]{1,9})-([0-9]{1,9})")
 _CHUNK = 4096
 # Part of the cache key: raise it when the cached arrays change.
 _FORMAT = 2
@@ -304,30 +303,3 @@ def _count_words(split: RawSplit) -> Iterator[tuple[int, int]]:
     for pair in itertools.chain.from_iterable(split.read_blocks(_CHUNK)):
         source, target = (len(split_words(text.decode("utf-8", errors="replace"))) for text in pair)
         yield source, target
-
-
-def parse_points(line: bytes, sizes: tuple[int, int], *, where: str) -> list[tuple[int, int]]:
-    """Points of one line, unique, in the order of target and then source positions; `sizes` in words."""
-    points: set[tuple[int, int]] = set()
-    for text in line.split():
-        match = _POINT.fullmatch(text)
-        shown = text[:40].decode("utf-8", errors="replace")
-        if match is None:
-            raise UserError(
-                f"{where}: {shown!r} is no alignment point; write the positions of a source and a target "
-                "word from 0, as in 0-0 1-2"
-            )
-        point = int(match[1]), int(match[2])
-        if point[0] >= sizes[0] or point[1] >= sizes[1]:
-            raise UserError(
-                f"{where}: point {shown} is outside of the pair, which has {sizes[0]} source and {sizes[1]} "
-                "target words; count words from 0, separated by spaces, in the text as it is (eflomal "
-                "splits at no-break spaces too: let it align a copy in which they are letters, such as _)"
-            )
-        points.add(point)
-    return sorted(points, key=lambda point: point[::-1])
-
-
-def format_points(points: Iterable[Iterable[int]]) -> str:
-    """[[0, 0], [2, 1]] gives "0-0 2-1"."""
-    return " ".join(f"{source}-{target}" for source, target in points)

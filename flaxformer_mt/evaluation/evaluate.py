@@ -350,7 +350,7 @@ def _tune_rerank(
     pairs = list(zip(model, judged, strict=True))
     for weight in ("0", *(f"{unit * 2.0**power:.3g}" for power in range(-5, 6)), "none"):
         totals = judged if weight == "none" else [one + float(weight) * other for one, other in pairs]
-        hypotheses = [best.n_best[int(own.argmax())].text for best, own in zip(found, totals, strict=True)]
+        hypotheses = [best.n_best[int(np.argmax(own))].text for best, own in zip(found, totals, strict=True)]
         how = options | {"sources": scored.sources, "only": [metric]}
         tried[weight] = score_translations(hypotheses, scored.references, **how)[metric]
     best_weight = max(tried, key=lambda weight: sign * tried[weight])

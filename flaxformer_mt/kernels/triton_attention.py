@@ -335,7 +335,7 @@ def _backward(program: _Program, group: int, heads: Sequence[Any], others: Seque
             if output is None:
                 mean = (weights * d_weights).sum(1)
             else:  # the same, over all tiles
-                mean = (d_output.astype(jnp.float32) * program.read(output, row, place)).sum(1)
+                mean = jnp.sum(d_output.astype(jnp.float32) * program.read(output, row, place), 1)
             d_scores = jnp.where(attended, weights * (d_weights - mean[:, None]), 0.0)
             if d_bias:
                 program.add_to(d_bias[0], row, (place, 0), d_scores)

@@ -74,7 +74,7 @@ def _normalise_forward(
     if kernels.one_pass and x.dtype == jnp.bfloat16:
         variance = jnp.maximum(jnp.square(wide).mean(axis=-1, keepdims=True) - mean * mean, 0)
     else:
-        variance = (centred * centred).mean(axis=-1, keepdims=True)
+        variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
     inverse = jax.lax.rsqrt(variance + epsilon)
     normalised = centred * inverse
     result = normalised if scale is None or bias is None else normalised * scale + bias

@@ -130,7 +130,7 @@ class Parallel:
         """Return a function of whole arrays that adds up what each device computes for its own rows.
 
         The function is called with one device's rows of the batch, with its part of each parameter that is
-        split over fsdp (`sharding_constraints.gather` makes it whole), and with the index `part` of its rows;
+        split over fsdp (`sharding.gather` makes it whole), and with the index `part` of its rows;
         None: it gets all rows. Gradients of split parameters are parts as well; all other results are sums
         over the rows.
 

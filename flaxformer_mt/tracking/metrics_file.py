@@ -1,20 +1,27 @@
-"""RUN/metrics.jsonl, to which `Tracker` adds a line for each split that is logged: reading and rewinding it.
+"""RUN/metrics.jsonl, a line for each split that is logged: appending, reading and rewinding it.
 
 {"step": 1200, "time": 1763712000.0, "split": "train", "loss": 3.412, ...}
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.field_values import LARGEST_INT
 from flaxformer_mt.config.files import read_file
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, name_full_disk
 
 METRICS_NAME = "metrics.jsonl"
 # A larger file is not one of metrics: a line has about 300 bytes.
 _METRICS_BYTES = 1 << 28
+
+
+def append_metrics(file: TextIO, record: Mapping[str, Any]) -> None:
+    with name_full_disk(file.name):
+        file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+        file.flush()
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:

@@ -7,15 +7,14 @@ standard error    step  1200/5000 | loss 3.412 | lr 8.9e-04 | 5,600 tokens/s | p
 
 import collections
 import contextlib
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TextIO
 
-from flaxformer_mt.errors import describe_error, name_full_disk, warn_user
-from flaxformer_mt.tracking.metrics_file import METRICS_NAME, rewind_metrics
+from flaxformer_mt.errors import describe_error, warn_user
+from flaxformer_mt.tracking.metrics_file import METRICS_NAME, append_metrics, rewind_metrics
 from flaxformer_mt.tracking.progress_display import (
     Display,
     Sample,
@@ -89,9 +88,7 @@ class Tracker:
         record = {"step": int(step), "time": round(time.time(), 3), "split": split}
         if clash := record.keys() & finite.keys():
             raise ValueError(f"values of a log line cannot be named {', '.join(sorted(clash))}")
-        with name_full_disk(self._file.name):
-            self._file.write(json.dumps(record | finite, ensure_ascii=False, allow_nan=False) + "\n")
-            self._file.flush()
+        append_metrics(self._file, record | finite)
         numbers = {f"{split}/{name}": v for name, v in finite.items() if isinstance(v, int | float)}
         self._record(lambda service: service.log(step, numbers))
         if split == "train":

@@ -1,4 +1,4 @@
-"""Glossaries: terms with their translations, where a text has them, and which part of it must have them."""
+"""Glossaries: terms with their translations, and where a text has them; constraints.py requires them."""
 
 import functools
 import unicodedata

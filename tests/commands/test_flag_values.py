@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flaxformer_mt.commands.flags import list_flag_types, parse_flags
+from flaxformer_mt.commands.flag_parser import list_flag_types, parse_flags
 from flaxformer_mt.commands.main import COMMANDS, main
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.field_values import read_value, replace_fields

@@ -8,7 +8,7 @@ import dataclasses
 import re
 from pathlib import Path
 
-from flaxformer_mt.commands.flags import list_flag_types
+from flaxformer_mt.commands.flag_parser import list_flag_types
 from flaxformer_mt.commands.help_layout import _read_own_comments
 from flaxformer_mt.commands.main import COMMANDS
 from flaxformer_mt.config.removed import refuse_removed_flag

@@ -23,7 +23,7 @@ from fake_engine import FakeBackend, fake_engine
 from flaxformer_mt import processor
 from flaxformer_mt.commands import doctor, launch, plot
 from flaxformer_mt.commands import main as main_module
-from flaxformer_mt.commands.flags import list_flag_types
+from flaxformer_mt.commands.flag_parser import list_flag_types
 from flaxformer_mt.commands.main import COMMANDS, main
 from flaxformer_mt.commands.options import TranslateOptions
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig

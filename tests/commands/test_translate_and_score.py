@@ -210,7 +210,7 @@ def test_parameters_that_are_not_finite_are_refused(tiny_run, tmp_path, capfd):
     ids=lambda command: command[0],
 )
 def test_dtype_and_quantization_reach_the_model(command, tiny_run, monkeypatch, capfd):
-    def load(run, loading):
+    def load(run, loading, **options):
         raise UserError(f"loaded in {loading.dtype}, {loading.quantization}")
 
     monkeypatch.setattr(Translator, "load", load)

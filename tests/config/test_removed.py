@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from flaxformer_mt.commands.flags import parse_flags
+from flaxformer_mt.commands.flag_parser import parse_flags
 from flaxformer_mt.commands.options import TrainOptions
 from flaxformer_mt.config import Config, DataConfig, NoiseConfig, SearchConfig, TrainConfig
 from flaxformer_mt.config.files import flatten, from_dict, load_config, read_config, to_dict

@@ -27,7 +27,7 @@ from flaxformer_mt.corpus.side_checks import (
     find_side_problems,
 )
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.scoring import metrics
+from flaxformer_mt.scoring import metrics, score_filters
 
 
 def block(*pairs: tuple[str, str]) -> TextBlock:
@@ -410,7 +410,7 @@ def test_a_damaged_model_ends_neither_process_nor_patience(tmp_path, model, monk
 
 def test_pairs_with_low_scores_are_left_out_and_the_cache_knows_the_scorer(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics, "_OTHERS", dict(metrics._OTHERS))
-    monkeypatch.setattr(metrics, "_SCORED", 2)
+    monkeypatch.setattr(score_filters, "_SCORED", 2)
     calls = []
 
     def size(sources, targets, references):

@@ -13,7 +13,7 @@ from tiny_experiment import text_data
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.corpus import Pair, read_pairs
-from flaxformer_mt.corpus.word_alignment import format_points, parse_points
+from flaxformer_mt.corpus.pharaoh import format_points, parse_points
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 
 SOURCE = ["a b c", "a b", "", "a b", "c c c c c c c c c c c c", "b c"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import importlib.util
 import json
 from pathlib import Path
 
@@ -118,6 +119,33 @@ def test_the_toy_set_gives_its_target_side(config, monkeypatch):
     assert [pair.target for pair in german] == [pair.source for pair in both]
     with pytest.raises(UserError, match="German and English, not fr; set .*target_language to de and en"):
         read_pairs(dataclasses.replace(toy, target_language="fr"), "train")
+
+
+def test_any_set_with_a_feature_of_text_will_do(config, tmp_path, monkeypatch):
+    import tensorflow_datasets as tfds
+
+    class TinyStories(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+        url_infos = None
+
+        def _info(self):
+            features = {"text": tfds.features.Text(), "label": tfds.features.Scalar(np.int64)}
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict(features), disable_shuffling=True
+            )
+
+        def _split_generators(self, dl_manager):
+            return {"train": ((row, {"text": line, "label": row}) for row, line in enumerate(LINES))}
+
+        def _generate_examples(self):
+            raise AssertionError("the generators are made above")
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())  # as if TensorFlow were there
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+    named = dataclasses.replace(config, dataset="tiny_stories", target_language="text")
+    assert list(read_pairs(named, "train")) == alone(LINES)
+    with pytest.raises(UserError, match=r"no language label; it has text: set --config\.data\.target_lang"):
+        read_pairs(dataclasses.replace(named, target_language="label"), "train")
 
 
 def test_there_is_one_vocabulary_of_the_targets(tmp_path):

@@ -20,9 +20,9 @@ from flaxformer_mt.config import (
     ParallelConfig,
     VocabConfig,
 )
-from flaxformer_mt.corpus import columns, read_pairs
-from flaxformer_mt.corpus.columns import Side, Weights, link_pieces
-from flaxformer_mt.corpus.pairs import Pair, Part
+from flaxformer_mt.corpus import read_pairs
+from flaxformer_mt.corpus.columns import Weights, link_pieces
+from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.data import batch_array
 from flaxformer_mt.data import loader as loader_module
 from flaxformer_mt.data.batch_array import BatchArray, RowShare, make_empty_batch
@@ -37,7 +37,7 @@ from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.setup import TrainingSetup
 from flaxformer_mt.vocab import Vocabs, make_vocabs
-from flaxformer_mt.vocab.words_of_pieces import number_pieces
+from flaxformer_mt.vocab.words_of_pieces import find_words, number_pieces
 
 PAD, BOS = 0, 1
 IDS = {"pad_id": PAD, "bos_id": BOS}
@@ -58,12 +58,7 @@ def make_pairs(number: int = 150) -> FakePairs:
 
 
 def store_of(pairs: list[tuple[list[int], list[int]]]) -> TokenStore:
-    sides = []
-    for which in (0, 1):
-        lengths = np.array([len(pair[which]) for pair in pairs], np.int32)
-        tokens = np.array([token for pair in pairs for token in pair[which]], np.uint32)
-        sides.append(Side(tokens, np.concatenate([[0], np.cumsum(lengths)]), lengths))
-    return TokenStore("memory", *sides, (Part("memory", len(pairs), 1.0),))
+    return TokenStore.of_ids(*zip(*pairs, strict=True))
 
 
 def planned(examples: list[int], rows: list[int], shape: Shape, packed: bool = False) -> PlannedBatch:
@@ -359,7 +354,9 @@ def test_training_transfers_one_array_split_by_rows(monkeypatch, backend):
     config = change(Config(), parallel={"data": 2, "backend": backend})
     assert config.parallel == ParallelConfig(data=2, backend=backend)
     vocabs = SimpleNamespace(target=SimpleNamespace(**BATCH_ARRAY_IDS))
-    setup = TrainingSetup(make_parallel(config), SimpleNamespace(vocabs=vocabs), *[None] * 7, {})
+    setup = TrainingSetup(**dict.fromkeys(TrainingSetup._fields))._replace(
+        parallel=make_parallel(config), prepared=SimpleNamespace(vocabs=vocabs), unpadded={}
+    )
     one = planned([0, 1], [0, 1], Shape(2, 3, 4))
     batch = batch_array.make_batch(random_store([2, 3], [4, 1]), one, **BATCH_ARRAY_IDS)
     sent = []
@@ -384,11 +381,7 @@ def test_each_piece_is_linked_to_each_piece_of_the_aligned_word():
 
 def test_pieces_with_a_space_inside_are_numbered_by_their_words():
     """As many pieces begin with a space as there are words; the second of them is no word."""
-    pieces = ["</s>", "\u2581a\u2581b", "\u2581", "\u2581c"]
-    vocab = SimpleNamespace(size=4, pieces=lambda ids: [pieces[number] for number in ids])
-    ids = [np.array([1, 2, 3, 0])]
-    (numbers,) = columns._number_words(["a b c"], ids, vocab, columns._tabulate(vocab))
-    assert numbers.tolist() == [0, 2, 2]
+    assert find_words(["\u2581a\u2581b", "\u2581", "\u2581c"], "a b c", lambda words: []) == [0, 2, 2]
 
 
 def test_links_reach_the_right_places_of_batches(tmp_path):

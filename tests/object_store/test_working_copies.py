@@ -9,7 +9,7 @@ import pytest
 from failing_store import Killed, killed_at, move_to_machine, new_bucket, objects
 
 from flaxformer_mt import atomic_folder
-from flaxformer_mt.commands.flags import run_locally
+from flaxformer_mt.commands.flag_parser import run_locally
 from flaxformer_mt.commands.options import ExportOptions, PlotOptions, ScoreOptions
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.object_store.filesystem import ObjectStore

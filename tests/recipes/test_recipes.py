@@ -16,7 +16,7 @@ import yaml
 from made_up_text import write_text
 
 from flaxformer_mt.commands import main
-from flaxformer_mt.commands.flags import parse_flags
+from flaxformer_mt.commands.flag_parser import parse_flags
 from flaxformer_mt.commands.options import TrainOptions
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.tracking import read_metrics

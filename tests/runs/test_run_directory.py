@@ -139,7 +139,7 @@ def test_a_run_may_end_elsewhere_where_its_schedule_has_no_end(schedule, steps, 
 
 def test_the_command_of_the_remedy_gives_the_new_values(tmp_path):
     """As the command line reads it: texts, lists and truth values."""
-    from flaxformer_mt.commands.flags import parse_flags
+    from flaxformer_mt.commands.flag_parser import parse_flags
     from flaxformer_mt.commands.options import ShowOptions
 
     open_run(tmp_path, Config())

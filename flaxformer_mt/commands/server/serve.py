@@ -147,13 +147,13 @@ def _load(
 
         changes |= {"split_sentences": options.split_sentences, "capitals": options.capitals}
         return load_engine(path, arriving=True, **changes), (), ""
-    from flaxformer_mt.commands.translate import choose_loading
     from flaxformer_mt.config.files import read_config
+    from flaxformer_mt.config.load_options import LoadOptions
     from flaxformer_mt.runs.load_run import name_checkpoint
     from flaxformer_mt.translation.translator import Translator
 
     search = dataclasses.replace(read_config(path / "config.json").search, **changes)
-    loading = dataclasses.replace(choose_loading(options, search), checkpoint=checkpoint)
+    loading = dataclasses.replace(LoadOptions.of(options, search), checkpoint=checkpoint)
     translator = Translator.load(path, loading)
     engine: Any = translator.engine(arriving=True)
     name = f", checkpoint {name_checkpoint(translator.checkpoint, translator.step)}"
