@@ -46,7 +46,7 @@ def use_cpu_cores_as_devices() -> None:
     not. Call it before any computation: later, or if XLA_FLAGS or JAX_NUM_CPU_DEVICES set the number of
     devices, it has no effect. Each device holds its own copy of the parameters, hence the maximum of four.
     """
-    wanted = jax.config.read("jax_num_cpu_devices")
+    wanted: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
     if wanted > 0 or "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     global _split_cores
