@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flaxformer_mt.commands.flags import parse_flags
+from flaxformer_mt.commands.flag_parser import parse_flags
 from flaxformer_mt.commands.main import COMMANDS, main
 from flaxformer_mt.commands.new_config import find_corpus, format_config
 from flaxformer_mt.commands.new_sizing import (
