@@ -46,12 +46,12 @@ def use_cpu_cores_as_devices() -> None:
     not. Call it before any computation: later, or if XLA_FLAGS or JAX_NUM_CPU_DEVICES set the number of
     devices, it has no effect. Each device holds its own copy of the parameters, hence the maximum of four.
     """
-    wanted: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
-    if wanted > 0 or "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+    option, flags = "jax_num_cpu_devices", os.environ.get("XLA_FLAGS", "")
+    if getattr(jax.config, option) > 0 or "xla_force_host_platform_device_count" in flags:
         return
     global _split_cores
     with contextlib.suppress(RuntimeError):  # the devices are initialized already
-        jax.config.update("jax_num_cpu_devices", min(core_count(), _MAX_CORES))
+        jax.config.update(option, min(core_count(), _MAX_CORES))
         _split_cores = True
 
 
