@@ -405,7 +405,7 @@ def write_translations(
         output = files.enter_context(open_one_output(options, origin, window, keep=keep_record))
         requests = _make_requests(texts, documents, output, fields)
         quiet, total = typed or is_on_screen(options.output), count_lines(options.input)
-        summary = isinstance(output, ResumableOutput)
+        summary = isinstance(output, ResumableOutput) and not keep_record
         progress = Throughput(total=total, done=output.done, quiet=quiet, summary=summary)
         files.enter_context(progress)
         is_ready = next((text.is_ready for text in texts.values() if text.is_ready), None)
