@@ -6,6 +6,7 @@ may follow. Also replaces URLs of object stores by local copies.
 
 import dataclasses
 import difflib
+import keyword
 import math
 import types
 import typing
@@ -168,6 +169,7 @@ def _make_options(
     fields, changes = dict(values), {}
     for flag, text in texts.items():
         name, _, field = flag.removeprefix("--").partition(".")
+        name += "_" * keyword.iskeyword(name)
         refuse_removed_flag(flag, text)
         of_stages = known[flag] == tuple[StageConfig, ...]
         value = _read_stages(text) if of_stages else read_value(text, known[flag], flag, from_text=True)
@@ -195,7 +197,8 @@ def _list_field_types(kind: type, prefix: str) -> dict[str, Any]:
     hints: dict[str, Any] = {}
     for name, hint in typing.get_type_hints(kind).items():
         section = dataclasses.is_dataclass(hint)
-        hints |= _list_field_types(hint, f"{prefix}{name}.") if section else {f"{prefix}{name}": hint}
+        flag = prefix + name.removesuffix("_")  # Python has no field `for`
+        hints |= _list_field_types(hint, f"{flag}.") if section else {flag: hint}
     return hints
 
 

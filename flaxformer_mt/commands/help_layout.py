@@ -148,7 +148,7 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
 
 def _spell_option(field: dataclasses.Field[Any]) -> str:
     """How a flag is written: --run=PATH, --json, --lowercase[={True,False}]."""
-    flag, kind = f"--{field.name}", field.type
+    flag, kind = f"--{field.name.removesuffix('_')}", field.type
     if flag == "--help":
         return "-h, --help"
     value = _spell_type(kind).replace("|none", "").replace("PATH|STR", "PATH")

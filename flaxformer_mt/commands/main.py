@@ -169,7 +169,10 @@ COMMANDS = {
         command_options.NewOptions,
         _new,
         words=("files",),
-        examples={"corpus.fr corpus.en --run=runs/fr_en": "then: train runs/fr_en.py"},
+        examples={
+            "corpus.fr corpus.en --run=runs/fr_en": "then: train runs/fr_en.py",
+            "corpus.fr corpus.en --run=runs/fr_en --for=browser": "a teacher and its small student",
+        },
         summarize=lambda result: summarize_values({n: result[n] for n in ("pairs", "problems") if result[n]}),
     ),
     "train": _Command(

@@ -24,7 +24,6 @@ from flaxformer_mt.commands.translate import (
     check_line_flags,
     choose_search,
     translate_file,
-    translate_with_ctranslate2,
 )
 from flaxformer_mt.config.checks import check_n_best
 from flaxformer_mt.config.directions import Direction, common_languages, find_directions
@@ -45,10 +44,7 @@ def backtranslate(options: BacktranslateOptions) -> dict[str, Any] | None:
     options = _check(options)
     if options.tag != "".join(options.tag.split()):
         raise UserError(f"--tag is {options.tag!r}; a tag is one symbol without spaces, such as <BT>")
-    if options.backend == "ctranslate2":
-        translate_with_ctranslate2(_translate_options(options))
-    else:
-        translate_file(_translate_options(options), keep_record=True)
+    translate_file(_translate_options(options, backend=options.backend), keep_record=True)
     if not _is_first():
         return None
     originals = _read(options.input, options)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shlex
 import sys
 import textwrap
 import typing
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flaxformer_mt.atomic_file import write_atomically
-from flaxformer_mt.commands import new_sizing
+from flaxformer_mt.commands import new_sizing, new_student
 from flaxformer_mt.commands.new_sizing import Choice, Corpus, Machine
 from flaxformer_mt.commands.options import NewOptions
 from flaxformer_mt.config import CleanConfig, Config, DataConfig, VocabConfig
@@ -174,20 +175,54 @@ def _check_languages(source: str, target: str) -> None:
 
 
 def write_new_config(options: NewOptions) -> dict[str, Any]:
-    file = options.run.with_name(f"{options.run.name}.py")
-    if file.exists() and not options.overwrite:
-        raise UserError(f"{file} exists; give --overwrite to replace it, or another --run=DIR")
-    if (options.run / "config.json").exists():
-        raise UserError(f"{options.run} is a run already, with its own config; give another --run=DIR")
-    check_writable(file.parent)
+    run, goal = options.run, options.for_
+    teacher = run if goal is None else new_student.name_teacher(run)
+    for name in dict.fromkeys([teacher, run]):
+        _check_new(name, overwrite=options.overwrite)
+    check_writable(run.parent)
+    machine = _find_machine()
+    data, described = _find_data(options)
+    report, choices = _choose_sizes(data, machine)
+    configs = {teacher: [*described, *choices]}
+    commands = [["train", f"--config={run}.py", f"--run={run}"]]
+    if goal is not None:
+        new_student.write_text(data, run)
+        configs[run] = new_student.choose_student(configs[teacher], run, goal)
+        commands = new_student.list_commands(run, goal, data)
+    description = _describe(options, commands, report, machine)
+    languages, pairs = f"{data.source_language}-{data.target_language}", f"{report['train']['pairs']:,} pairs"
+    for name, config in configs.items():
+        role = "a model" if goal is None else f"a student (--for={goal})" if name == run else "the teacher"
+        file, text = Path(f"{name}.py"), format_config(f"{languages}: {role}, {pairs}.", description, config)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, text.encode())
+        validate(load_config(file))
+    lines = [command_line(*command) for command in commands]
+    written = " and ".join(f"{name}.py" for name in configs)
+    verb, act = ("is", "train with") if goal is None else ("are", "run in this order")
+    print(f"{written} {verb} written; change what you like, and {act}:", *lines, sep="\n", file=sys.stderr)
+    (part,) = report["train"]["parts"]
+    sizes = {split: report[split]["pairs"] if report[split] else 0 for split in ("train", "valid", "test")}
+    problems = {name: found["count"] for name, found in part["problems"].items()}
+    result = {"config": f"{run}.py", "pairs": sizes, "problems": problems, "train": lines[0]}
+    return result if goal is None else result | {"teacher": f"{teacher}.py", "commands": lines}
+
+
+def _check_new(run: Path, *, overwrite: bool) -> None:
+    if Path(f"{run}.py").exists() and not overwrite:
+        raise UserError(f"{run}.py exists; give --overwrite to replace it, or another --run=DIR")
+    if (run / "config.json").exists():
+        raise UserError(f"{run} is a run already, with its own config; give another --run=DIR")
+
+
+def _find_data(options: NewOptions) -> tuple[DataConfig, list[Choice]]:
     languages = options.source_language, options.target_language
     corpus = find_corpus(
         options.files, languages, options.run.with_name(f"{options.run.name}_text").absolute()
     )
     make_links(corpus)
-    machine = _find_machine()
     try:
-        data, described = _choose_data(corpus, options)
+        return _choose_data(corpus, options)
     except UserError as error:  # the remedy of training is a flag that `new` lacks
         message = re.sub(
             r"--config\.data\.clean\.(unequal_lines|invalid_utf8)=drop", "--drop_invalid", str(error)
@@ -195,18 +230,6 @@ def write_new_config(options: NewOptions) -> dict[str, Any]:
         for link, path in corpus.links.items():  # the user knows the files, not the links to them
             message = message.replace(str(corpus.text_dir / link), str(path))
         raise UserError(message) from error
-    report, choices = _choose_sizes(data, machine)
-    choices = [*described, *choices]
-    text = format_config(*_describe(options, corpus, report, machine, file), choices)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, text.encode())
-    validate(load_config(file))
-    train = command_line("train", f"--config={file}", f"--run={options.run}")
-    print(f"{file} is written; change what you like, and train with:\n{train}", file=sys.stderr)
-    (part,) = report["train"]["parts"]
-    sizes = {split: report[split]["pairs"] if report[split] else 0 for split in ("train", "valid", "test")}
-    problems = {name: found["count"] for name, found in part["problems"].items()}
-    return {"config": str(file), "pairs": sizes, "problems": problems, "train": train}
 
 
 def _find_machine() -> Machine:
@@ -338,11 +361,10 @@ def _look_at_text(pairs: Any) -> tuple[int, tuple[str, str]]:
 
 
 def _describe(
-    options: NewOptions, corpus: CorpusFiles, report: dict[str, Any], machine: Machine, file: Path
-) -> tuple[str, str]:
+    options: NewOptions, commands: list[list[str]], report: dict[str, Any], machine: Machine
+) -> str:
     pairs = report["train"]["pairs"]
     (part,) = report["train"]["parts"]
-    languages = f"{corpus.source_language}-{corpus.target_language}"
     held = part.get("held_out", {})
     words = {
         "valid": "for validation",
@@ -352,10 +374,10 @@ def _describe(
     others = [f"{held[name]:,} {text}" for name, text in words.items() if held.get(name)]
     others += [f"{name} {problem['count']:,}" for name, problem in part["problems"].items()]
     lines = [
-        f"    python -m flaxformer_mt train --config={file} --run={options.run}",
+        *(f"    python -m flaxformer_mt {shlex.join(command)}" for command in commands),
         "",
         f"Written by `new` for {machine.name} from {part['read']:,} pairs:",
         *(f"    {name}" for name in options.files),
         f"{pairs:,} of them are trained on. The others: {', '.join(others) or 'none'}.",
     ]
-    return f"{languages}: a model for {pairs:,} pairs.", "\n".join(lines)
+    return "\n".join(lines)

@@ -153,7 +153,7 @@ def choose_training(
     return [
         Choice("data.batch_tokens", batch, why),
         *shapes,
-        Choice("optim.learning_rate", rate, f"for a width of {width}; lower it if the loss jumps"),
+        Choice("optim.learning_rate", rate, "for models of this size; lower it if the loss jumps"),
         Choice("optim.warmup_steps", min(warmup, steps // 5), "the learning rate rises this long"),
         Choice("optim.ema_decay", 0.999, "averages of the parameters translate better than the parameters"),
         Choice("train.steps", steps, f"about {steps / updates:.0f} epochs of {updates:,} updates at most"),

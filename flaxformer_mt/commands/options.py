@@ -303,6 +303,17 @@ class EvaluateOptions(
     tune_rerank: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class BackendOptions:
+    """What translates."""
+
+    # ---- model ----
+
+    # System that searches. jax: this package. ctranslate2: CTranslate2 (needs the extra ctranslate2), for
+    # beam search, greedy search and sampling; --run is then a folder that export --format=ctranslate2 wrote.
+    backend: Literal["jax", "ctranslate2"] = "jax"
+
+
 @dataclass(frozen=True)
 class FileTranslationOptions(
     WorkerOptions,
@@ -319,6 +330,7 @@ class FileTranslationOptions(
 
 @dataclass(frozen=True)
 class TranslateOptions(
+    BackendOptions,
     ShortlistOptions,
     FileTranslationOptions,
     LanguageOptions,
@@ -488,7 +500,7 @@ class CorpusOptions(PairRules, FileTranslationOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BacktranslateOptions(CorpusOptions):
+class BacktranslateOptions(BackendOptions, CorpusOptions):
     """Makes training pairs of text in the target language, with translations by --run as sources."""
 
     # ---- back-translation ----
@@ -496,9 +508,6 @@ class BacktranslateOptions(CorpusOptions):
     # Symbol before each source, which tells the model that this source is a translation. Training needs the
     # symbol in vocab.symbols. Empty: none.
     tag: str = "<BT>"
-    # System that searches. jax: this package. ctranslate2: CTranslate2 (needs the extra ctranslate2), for
-    # beam search, greedy search and sampling; --run is then a folder that export --format=ctranslate2 wrote.
-    backend: Literal["jax", "ctranslate2"] = "jax"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -638,6 +647,10 @@ class NewOptions:
     files: tuple[str, ...]
     # Run directory for the training. The config is written next to it, as RUN.py.
     run: Path
+    # Where the model is to translate: in browsers (Bergamot's engine, which Firefox has), or on CPUs
+    # (CTranslate2). Then RUN.py is a small student, RUN_teacher.py its teacher, and both have the commands up
+    # to the export. None: one model.
+    for_: Literal["browser", "cpu"] | None = None
     # Language of the sources, such as fr. None: the ending of the first file.
     source_language: str | None = None
     # Language of the targets, such as en. None: the ending of the second file.

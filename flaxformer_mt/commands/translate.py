@@ -274,18 +274,20 @@ def _make_jax_engine(
     return PivotEngines(first.engine(), second.engine(), directions)
 
 
-def translate_with_ctranslate2(options: TranslateOptions) -> None:
-    """Translate --input by the model folder --run, line by line, and keep the record of the output."""
-    from flaxformer_mt.commands.output_formats import TranslationFormat
+def _translate_with_ctranslate2(options: TranslateOptions, *, keep_record: bool) -> None:
+    """Translate --input by the model folder --run."""
     from flaxformer_mt.convert.formats import ImportOverrides, find_config
 
     with importing("ctranslate2", what="--backend=ctranslate2"):
         from flaxformer_mt.convert.ctranslate2.backend import load_engine
-    changes = _find_search_changes(options)
-    folder, split = options.run.expanduser(), options.split_sentences
-    make_engine = functools.partial(load_engine, folder, split_sentences=split, **changes)
+    folder, changes = options.run.expanduser(), dict[str, Any](_find_search_changes(options))
+    changes |= {"split_sentences": options.split_sentences, "capitals": options.capitals}
+    make_engine = functools.partial(load_engine, folder, **changes)
     data = find_config(folder, ImportOverrides()).data if options.documents else None
-    write_translations(options, make_engine, TranslationFormat(), data=data, fields={}, keep_record=True)
+    _check_flags(options)
+    form, annotations = choose_format(options)
+    fields = {"n_best": options.n_best or 1, "annotations": annotations}
+    write_translations(options, make_engine, form, data=data, fields=fields, keep_record=keep_record)
 
 
 # The search options that change nothing with CTranslate2, whatever their values; its engine refuses others.
@@ -296,9 +298,12 @@ def _find_search_changes(options: TranslateOptions) -> dict[str, Any]:
     """Return the search options that are given. Raises UserError for flags that CTranslate2 does not have."""
     names = ["checkpoint", *WITHOUT_EFFECT, *(field.name for field in dataclasses.fields(MbrConfig))]
     names += ["dtype", "quantization", "coordinator", "processes", "process", "workers", "ray"]
+    names += ["shortlist", "glossary", "then", "source_language", "target_language"]
     given = [name for name in names if getattr(options, name) is not None]
     given += ["stopping"] if options.stopping == "exact" else []
-    given += [name for name in ("ensemble", "allow_nonfinite", "distributed") if getattr(options, name)]
+    switches = ("ensemble", "allow_nonfinite", "distributed", "documents", "warm_up")
+    given += [name for name in switches if getattr(options, name)]
+    given += ["long_lines"] if options.long_lines == "cut" else []
     if given:
         raise UserError(
             f"--{given[0]} has no effect with --backend=ctranslate2, whose model folder is one model in one "
@@ -347,6 +352,9 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
     """Run the command `translate`; `keep_record`: see `ResumableOutput`."""
     from flaxformer_mt.parallel import use_cpu_cores_as_devices
 
+    if options.backend == "ctranslate2":
+        _translate_with_ctranslate2(options, keep_record=keep_record)
+        return
     uses_workers = check_workers(options)
     use_cpu_cores_as_devices()  # before the number of processes is asked for, which starts JAX
     n_best = 1 if options.n_best is None else options.n_best
@@ -404,7 +412,9 @@ def write_translations(
         output = files.enter_context(open_one_output(options, origin, window, keep=keep_record))
         requests = _make_requests(texts, documents, output, fields)
         quiet, total = typed or is_on_screen(options.output), count_lines(options.input)
-        progress = files.enter_context(Throughput(total=total, done=output.done, quiet=quiet))
+        summary = isinstance(output, ResumableOutput) and not keep_record
+        progress = Throughput(total=total, done=output.done, quiet=quiet, summary=summary)
+        files.enter_context(progress)
         is_ready = next((text.is_ready for text in texts.values() if text.is_ready), None)
         # A file has windows of fixed sizes, so that a resumed command writes the same bytes.
         blocks = take_windows(requests, window, None if isinstance(output, ResumableOutput) else is_ready)

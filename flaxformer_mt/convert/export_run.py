@@ -29,10 +29,12 @@ _ON_HUB = ("hf", "marian", "hf-pre-norm", "ctranslate2")
 class ExportResult(TypedDict, total=False):
     """What `export_run` returns."""
 
-    # Format of the exported files, their folder (`output`) and their names.
+    # Format of the exported files, their folder (`output`), their names, and the bytes of those that are not
+    # in vocab/, which only `import` reads.
     format: str
     output: str
     files: list[str]
+    bytes: int
     # Checkpoint that was exported; `step` is its update.
     checkpoint: str
     step: int
@@ -113,6 +115,7 @@ def export_run(
     if hub_name is not None:
         result["pushed"] = push_model(output, hub_name)
     result["files"] = sorted(str(p.relative_to(output)) for p in output.rglob("*") if p.is_file())
+    result["bytes"] = sum(p.stat().st_size for p in output.iterdir() if p.is_file())
     publish_output(output)
     return cast(ExportResult, result)
 

@@ -1,8 +1,8 @@
 """Progress of line-by-line work on standard error: lines and tokens per second, and the time left.
 
 Contains the counters and the rules for printing: on a terminal one line that is overwritten, elsewhere a line
-every 30 seconds, and no output at all for work that takes less than 5 seconds. Compile time is reported
-separately and excluded from the rates.
+every 30 seconds, and nothing or a summary alone for work that takes less than 5 seconds. Compile time is
+reported separately and excluded from the rates.
 """
 
 import math
@@ -31,12 +31,14 @@ class Throughput:
         total: int | None = None,
         done: int = 0,
         quiet: bool = False,
+        summary: bool = False,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the clock; `total` lines (None: unknown), of which an earlier run has `done` some.
 
-        Nothing is printed if it is `quiet`, as where the results are printed on the screen.
+        Nothing is printed if it is `quiet`, as where the results are printed on the screen. `summary`: the
+        rates at the end are printed, however short the work was.
         """
         self._total, self._done, self._clock = total, done, clock
         self._lines = self._tokens = 0
@@ -45,7 +47,7 @@ class Throughput:
         self._compiled_before = 0.0
         self._start = self._last_shown = self._last_added = clock()
         self._stream = stream or sys.stderr
-        self._silent_seconds = math.inf if quiet else _SILENT_SECONDS
+        self._silent_seconds, self._summary = math.inf if quiet else _SILENT_SECONDS, summary
         self._display: Display | None = None
 
     def add(self, *, lines: int = 1, tokens: int) -> None:
@@ -96,7 +98,7 @@ class Throughput:
         if self._display is not None:
             self._display.close()
         now = self._clock()
-        if now - self._start >= self._silent_seconds:
+        if now - self._start >= self._silent_seconds or (self._summary and not any(error)):
             print(f"{self.format(now)} | {format_duration(now - self._start)} in total", file=self._stream)
 
     def _show(self, line: str) -> None:

@@ -1,4 +1,4 @@
-"""`backtranslate --backend=ctranslate2` with a tiny model: resuming, and wrong flags."""
+"""`backtranslate` and `translate` with `--backend=ctranslate2`: resuming, and wrong flags."""
 
 import itertools
 from pathlib import Path
@@ -38,7 +38,25 @@ def test_a_file_is_translated_by_an_export_and_resumed(tiny_run, tiny_text, tmp_
     texts = Path("whole/translations.txt").read_text().split("\n")
     assert len(texts) == 42 and texts[0] == ""
     assert sum(map(bool, texts)) > 30, "a model of 48 updates may say nothing to a line"
+    # The command `translate` takes the same folder, and what this package's search writes beside the text.
+    same = ["translate", "--run=model", "--backend=ctranslate2", "--input=in", "--method=greedy"]
+    assert main([*same, "--output=texts", "--capitals=never"]) == 0
+    assert Path("texts").read_text() == Path("whole/translations.txt").read_text()
+    assert main([*same, "--output=scored", "--scores", "--capitals=never"]) == 0
+    scored = [line.split("\t") for line in Path("scored").read_text().split("\n")[:-1]]
+    assert [text for _, text in scored] == texts[:-1]
     capfd.readouterr()
+    for flags, message in (
+        (["--json"], "gives no probabilities of tokens"),
+        (["--then=model"], "--then has no effect with --backend=ctranslate2"),
+        (["--glossary=in"], "--glossary has no effect with --backend=ctranslate2"),
+        (["--documents"], "--documents has no effect with --backend=ctranslate2"),
+        (["--long_lines=cut"], "--long_lines has no effect with --backend=ctranslate2"),
+        (["--prefix=in"], "line 2 has a prefix, required phrases or terms"),
+    ):
+        assert main([*same, "--output=refused", "--overwrite", *flags]) == 2
+        error = capfd.readouterr().err
+        assert message in error and error.count("\n") == 1, error
     for flags, message in (
         (["--mbr=chrf"], "--mbr has no effect"),
         (["--method=sample", "--min_p=0.2"], "search.min_p=0.2"),

@@ -452,6 +452,7 @@ def test_an_output_that_is_a_link_a_device_or_a_pipe_stays_what_it_is(capfd, tmp
     assert main([*translate, f"--output={device}"]) == 0
     assert device.is_symlink() and stat.S_ISCHR(Path("/dev/null").stat().st_mode)
     assert sorted(path.name for path in tmp_path.rglob("*.partial*")) == []
+    capfd.readouterr()
     assert "a device or pipe" in fail(capfd, *translate, "--output=pipe", "--resume")
     (tmp_path / "out.partial").mkdir()
     assert "which exists and is not a file; remove it" in fail(capfd, *translate, "--output=out")

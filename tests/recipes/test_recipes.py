@@ -148,7 +148,7 @@ def test_a_jobset_names_its_coordinator_and_numbers_its_processes(run):
 
 
 PIPELINE = ROOT / "recipes" / "pipeline.sh"
-COMMANDS = ["prepare", "train", "backtranslate", "train", "distil", "train", "export", *["evaluate"] * 3]
+LAST = ["train", "distil", "train", "prepare", "export", *["evaluate"] * 3, "translate"]
 
 # Counts its calls, and kills the pipeline and itself in the middle of the call that the file `kill` names.
 STUB = """#!/bin/sh
@@ -158,10 +158,11 @@ echo "$*" >> "$STUB/calls"
 for flag; do case $flag in --run=*) run=${flag#*=} ;; --output=*) output=${flag#*=} ;; esac; done
 stop() { [ $count != "$(cat "$STUB/kill")" ] || kill -9 $PPID $$; }
 case $1 in
-train) mkdir -p "$run/vocab"; echo "$*" > "$run/vocab/joint.model"; stop; echo "$*" > "$run/report.json" ;;
+train) mkdir -p "$run"; stop; echo "$*" > "$run/report.json" ;;
 backtranslate|distil) mkdir -p "$output"; echo "$*" > "$output/train.tsv"; stop
     echo "$*" > "$output/report.json" ;;
-export) stop; mkdir -p "$output"; echo "$*" > "$output/model.bin"; echo "$*" > "$output/registry.json" ;;
+export) stop; mkdir -p "$output"; echo "$*" > "$output/README.md" ;;
+translate) stop; echo "$*" > "$output" ;;
 *) echo "half of"; stop; echo "$*" ;;
 esac
 """
@@ -196,72 +197,60 @@ def test_every_step_runs_once_and_a_kill_changes_nothing(data, tmp_path):
     def run(kill=0, **changes):
         for name, text in (("count", "0"), ("kill", str(kill)), ("log", "")):
             (stub / name).write_text(text)
-        command = [str(PIPELINE), str(data), str(tmp_path / "mono.yy"), "work"]
+        command = [str(PIPELINE), str(data), "work"]
         environment = {**os.environ, **settings, **changes}
         found = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
         return found, (stub / "log").read_text().split()
 
-    assert run()[0].returncode == 0
-    assert (stub / "log").read_text().split() == COMMANDS
+    # Without text of the target language, and for the other engine.
+    found, log = run(FOR="cpu")
+    assert found.returncode == 0 and log == ["new", *LAST]
+    made = read_all(tmp_path / "work")
+    assert "--format=ctranslate2 " in made["student_cpu/README.md"].decode()
+    assert "--run=work/student_cpu --backend=ctranslate2 " in made["test.yy"].decode()
+    (tmp_path / "work").rename(tmp_path / "cpu")
+    mono, commands = {"MONO": "mono.yy"}, ["new", "train", "backtranslate", *LAST]
+    commands.insert(-1, "evaluate")  # of the model of the reverse direction
+    found, log = run(**mono)
+    assert found.returncode == 0 and log == commands
     expected = read_all(tmp_path / "work")
     assert "settings.txt" in expected and "output.json" not in expected
-    teacher = expected["teacher/report.json"].decode()
+    assert "--config.data.source_language=yy " in expected["reverse/report.json"].decode()
+    teacher = expected["student_teacher/report.json"].decode()
     assert "--config.data.dataset=parallel_text,parallel_text@work/backtranslated" in teacher
     assert "--config.vocab.symbols=<BT>" in teacher
-    assert "--targets=nbest" in expected["distilled/report.json"].decode()
-    assert "--config.data.dataset=parallel_text " in expected["student/report.json"].decode()
-    assert run()[1] == []  # all is done
-    found, log = run(TAG="<XY>")
-    assert (found.returncode, log) == (2, []) and "> tag=<XY>" in found.stderr
-    for kill in (1, 2, 3, 5, 7, 10):
+    assert "--targets=nbest --reference=" in expected["student_distilled/report.json"].decode()
+    assert "--format=bergamot --quantization=int8" in expected["student_browser/README.md"].decode()
+    assert run(**mono)[1] == []  # all is done
+    found, log = run(FOR="cpu", **mono)
+    assert (found.returncode, log) == (2, []) and "> for=cpu" in found.stderr
+    for kill in (1, 2, 3, 5, 7, 8, 13):
         (tmp_path / "work").rename(tmp_path / f"work{kill}")
-        found, log = run(kill)
-        assert found.returncode == -signal.SIGKILL and log == COMMANDS[:kill]
-        found, log = run()
-        assert found.returncode == 0 and log == COMMANDS[kill - 1 :]
+        found, log = run(kill, **mono)
+        assert found.returncode == -signal.SIGKILL and log == commands[:kill]
+        found, log = run(**mono)
+        assert found.returncode == 0 and log == commands[kill - 1 :]
         assert read_all(tmp_path / "work") == expected
-    (tmp_path / "work").rename(tmp_path / "plain")
-    found, log = run(FORMAT="bergamot")
-    assert found.returncode == 0 and log == [*COMMANDS[:6], "prepare", *COMMANDS[6:]]
-    made = read_all(tmp_path / "work")
-    assert "--config.model.decoder_self_attention=ssru" in made["student/report.json"].decode()
-    exported = made["exported/registry.json"].decode()
-    assert "--format=bergamot --quantization=int8" in exported
-    assert exported.endswith("--shortlist=work/shortlist.txt\n")
     (tmp_path / "work").rename(tmp_path / "browser")
-    found, log = run(FORMAT="onnx")
-    assert (found.returncode, log) == (2, []) and found.stderr == (
-        "error: FORMAT is onnx; give ctranslate2 or bergamot\n"
-    )
-    more = {"MORE_SOURCES": "backtranslated", "DISTIL_FLAGS": "--targets=nbest --n_best=3 --copies"}
-    found, log = run(**more)
-    assert found.returncode == 0 and log == [*COMMANDS[:5], "distil", *COMMANDS[5:]]
-    made = read_all(tmp_path / "work")
-    translated = made["distilled_more/report.json"].decode()
-    assert "--input=work/backtranslated/translations.txt --output=work/distilled_more --resume" in translated
-    closest = "--targets=nbest --n_best=3 --copies --targets=nbest --reference="
-    assert translated.endswith(f" {closest}{tmp_path}/mono.yy\n")
-    student = made["student/report.json"].decode()
-    assert "--config.data.dataset=parallel_text,parallel_text@work/distilled_more " in student
-    found, log = run(**(more | {"MORE_SOURCES": ""}))
-    assert (found.returncode, log) == (2, []) and "< more_sources=backtranslated" in found.stderr
-    (tmp_path / "work").rename(tmp_path / "more")
     (tmp_path / "more.xx").write_text("ba do\n")
-    found, log = run(**(more | {"MORE_SOURCES": "more.xx"}))
+    found, log = run(MORE_SOURCES="more.xx", DISTIL_FLAGS="--n_best=3 --copies")
     assert found.returncode == 0 and log.count("distil") == 2
     made = read_all(tmp_path / "work")
-    assert made["distilled/report.json"].decode().endswith(f" {closest}{data}/train.yy\n")
-    translated = made["distilled_more/report.json"].decode()
-    assert translated.endswith(" --input=more.xx --output=work/distilled_more --resume --copies\n")
-    found, log = run(MORE_SOURCES="no.xx")
-    assert (found.returncode, log) == (2, [])
-    assert found.stderr.startswith("error: MORE_SOURCES is no.xx, which is no file; give ")
-    (data / "test.xx").unlink()
-    found, log = run()
-    assert (found.returncode, log) == (2, []) and found.stderr == f"error: {data}/test.xx does not exist\n"
+    assert made["student_distilled/report.json"].decode().endswith(" --n_best=3 --copies\n")
+    sets = "--config.data.dataset=parallel_text,parallel_text@work/student_distilled_more "
+    assert sets in made["student/report.json"].decode()
+    for changes, message in (
+        ({"FOR": "phone"}, "error: FOR is phone; give browser or cpu\n"),
+        ({"MONO": "no.yy"}, "error: no.yy does not exist\n"),
+        ({"SOURCE": "zz"}, f"error: {data}/train.zz does not exist\n"),
+    ):
+        found, log = run(**changes)
+        assert (found.returncode, log, found.stderr) == (2, [], message)
     for call in {*(stub / "calls").read_text().splitlines()}:
         command, *flags = call.split()
-        parse_flags(main.COMMANDS[command].options, flags, prog=command)
+        flags = [flag for flag in flags if not flag.startswith("--config=")]  # which `new` would have written
+        known = main.COMMANDS[command]
+        parse_flags(known.options, flags, prog=command, words=known.words)
 
 
 def test_the_pickle_for_document_003_has_the_ids_of_the_vocabulary(tiny_run, tmp_path, monkeypatch):

@@ -139,6 +139,7 @@ class CTranslate2Backend:
             config.model.longest_input,
         )
         self._arguments = _translate_options(config.search, vocabs.target)
+        self._arguments["use_vmap"] = (folder / "vmap.txt").is_file()  # the shortlist
         self.most_hypotheses: int = self._arguments["beam_size"]
         self.seed(0)
         self._ids = {piece: n for n, piece in enumerate(vocabs.target.pieces(range(vocabs.target.size)))}

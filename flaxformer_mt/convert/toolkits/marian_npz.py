@@ -5,8 +5,8 @@
     vocab.spm, or vocab.yml    one for both sides, or two; with vocab.yml also source.spm and target.spm
 
 Marian's translations begin with a vector of zeros, which an export needs (model.target_start). In a model
-that is imported, it is that of <pad>, which Marian does not have, and which gets the first id after those of
-both vocabularies. Needs numpy alone; nothing of a file is unpickled.
+that is imported from model.npz, it is that of <pad>, which Marian does not have, and which gets the first id
+after those of both vocabularies. Needs numpy alone; nothing of a file is unpickled.
 """
 
 import math
@@ -156,10 +156,17 @@ def read_model(
     if not own:
         rules = _make_rules(network, old_output=old_output)
         codes = re.match(r"model\.([a-z]{2})([a-z]{2})\.", file.name)  # those of Bergamot have them
+        if what != _NAME:  # training would change the embedding of <pad>, which no other format needs
+            network = replace(network, target_start="zeros")
         languages = toolkit.languages_of(codes.groups() if codes else (None, None))
-        return toolkit.make_weights(
+        weights = toolkit.make_weights(
             network, vocabs, tensors, rules, path=file, what=what, languages=languages
         )
+        # Firefox, whose files are alone, searches greedily.
+        usual = SearchConfig.beam_size if what == _NAME else 1
+        beam_size = _read_decoder(folder, file).get("beam-size", usual)
+        search = SearchConfig(method="greedy") if beam_size == 1 else SearchConfig(beam_size=beam_size)
+        return replace(weights, config=replace(weights.config, search=search))
     config = formats.find_config(folder, overrides)
     check_network(config, folder)
     table = _make_table(config.model, vocabs, old_output=old_output)
@@ -189,7 +196,9 @@ def make_files(weights: Weights, *, multiple: int = 1) -> Files:
     models, rows = [], {}
     for side, stack, vocab in (("source", "encoder", vocabs.source), ("target", "decoder", vocabs.target)):
         model, size = drop_fillers(vocab.model)
-        if tensors["Wemb" if "Wemb" in tensors else f"{stack}_Wemb"][size:].any():
+        rows_left = tensors["Wemb" if "Wemb" in tensors else f"{stack}_Wemb"][size:]
+        # Where targets start with zeros, label smoothing alone has trained them.
+        if config.model.target_start == "symbol" and rows_left.any():
             model = vocab.model
         model, rows[side] = add_fillers(model, multiple)
         models.append(model)
@@ -446,13 +455,18 @@ def _read_vocabs(folder: Path, file: Path) -> Vocabs:
     return toolkit.read_vocabs(folder, lists, toolkit.Languages(), models=models)
 
 
+def _read_decoder(folder: Path, file: Path) -> dict[str, Any]:
+    """Return the options of translation that are beside a model: Marian's, or config.yml of Bergamot's."""
+    names = (f"{file.name}.decoder.yml", "decoder.yml", "config.yml")
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    return {} if path is None else toolkit.read_yaml(path)
+
+
 def _find_vocab_files(folder: Path, file: Path) -> dict[str, Path]:
-    for name in (f"{file.name}.decoder.yml", "decoder.yml"):
-        if (folder / name).is_file():
-            listed = toolkit.read_yaml(folder / name).get("vocabs")
-            files = [folder / Path(str(entry)).name for entry in listed] if isinstance(listed, list) else []
-            if len(files) in (1, 2) and all(path.is_file() for path in files):
-                return {"source": files[0], "target": files[-1]}
+    listed = _read_decoder(folder, file).get("vocabs")
+    files = [folder / Path(str(entry)).name for entry in listed] if isinstance(listed, list) else []
+    if len(files) in (1, 2) and all(path.is_file() for path in files):
+        return {"source": files[0], "target": files[-1]}
     for pattern in ("*vocab*.spm", "*vocab*.yml", "*vocab*.yaml", "*vocab*.json"):
         if files := sorted(folder.glob(pattern)):
             return toolkit.choose_sides(files, toolkit.Languages(), what="vocabularies", folder=folder)

@@ -1,13 +1,16 @@
 """`new`: a config for a corpus that trains as it stands, with a reason for each choice; mistakes are told."""
 
+import ast
 import dataclasses
 import json
 import random
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from flaxformer_mt.commands.flag_parser import parse_flags
 from flaxformer_mt.commands.main import COMMANDS, main
 from flaxformer_mt.commands.new_config import find_corpus, format_config
 from flaxformer_mt.commands.new_sizing import (
@@ -23,6 +26,7 @@ from flaxformer_mt.commands.new_sizing import (
 from flaxformer_mt.config import CleanConfig, Config
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import flatten, load_config
+from flaxformer_mt.convert.formats import find_format
 from flaxformer_mt.corpus import read_pairs
 from flaxformer_mt.data.prepare import prepare
 from flaxformer_mt.errors import UserError
@@ -80,6 +84,59 @@ def test_the_config_trains_as_it_stands(corpus, capfd):
     assert main(["train", "--config=runs/xx_yy.py", "--run=runs/xx_yy", *flags]) == 0
     report = json.loads(capfd.readouterr().out)
     assert report["step"] == 2 and report["test"]["sentences"] == 30
+
+
+# Of a teacher and a student, so that both train in seconds.
+FEW = ["--config.train.steps=2", "--config.data.num_shapes=1", "--config.parallel.data=1"]
+SMALL = {
+    "_teacher": [*FEW, "--config.model.num_encoder_layers=1", "--config.model.num_decoder_layers=1"],
+    "": [*FEW, "--config.model.num_encoder_layers=1", "--config.search.max_length_ratio=1"],
+}
+
+
+FORMATS = {"browser": "bergamot", "cpu": "ctranslate2"}
+
+
+def write_student(goal, capfd):
+    assert main(["new", "corpus.xx", "corpus.yy", "--run=runs/a", f"--for={goal}"]) == 0
+    result = json.loads(capfd.readouterr().out)
+    return result, [shlex.split(command.split("flaxformer_mt ")[1]) for command in result["commands"]]
+
+
+@pytest.mark.parametrize("goal", FORMATS)
+def test_a_student_has_a_teacher_and_the_fields_of_its_engine(corpus, goal, capfd):
+    result, commands = write_student(goal, capfd)
+    teacher, student = load_config(result["teacher"]), load_config(result["config"])
+    assert find_format(FORMATS[goal]).problems(student) == []
+    assert student.model.model_dim == max(64, teacher.model.model_dim // 2)
+    # The teacher translates what it learns, and the student is scored on the pairs that were held out.
+    for split, file in (("train", "original"), ("valid", "valid"), ("test", "test")):
+        sides = [
+            Path(f"runs/a_distilled/{file}.{side}").read_text().split("\n")[:-1] for side in ("xx", "yy")
+        ]
+        assert list(zip(*sides, strict=True)) == list(read_pairs(teacher.data, split))
+    head = ast.get_docstring(ast.parse(Path("runs/a.py").read_text()))
+    for name, *flags in commands:
+        assert f"python -m flaxformer_mt {shlex.join([name, *flags])}\n" in head
+        flags = [flag for flag in flags if not flag.startswith("--run=")]
+        parse_flags(COMMANDS[name].options, [*flags, "--run=b"], prog=name)
+    assert main(["new", "corpus.xx", "corpus.yy", "--run=runs/a", "--for=phone"]) == 2
+    assert capfd.readouterr().err == "error: --for is 'phone' (allowed: browser, cpu)\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("goal", FORMATS)
+def test_the_commands_of_a_student_end_in_an_export(corpus, goal, capfd):
+    pytest.importorskip("ctranslate2" if goal == "cpu" else "numpy")
+    for command in write_student(goal, capfd)[1]:
+        if command[0] == "train":
+            command += SMALL["_teacher" if "--run=runs/a_teacher" in command else ""]
+        assert main(command) == 0, command
+    stored = json.loads(Path(f"runs/a_{goal}/config.json").read_text())
+    assert stored["flaxformer_mt"]["format"] == FORMATS[goal]
+    assert Path(f"runs/a_{goal}", "vmap.txt" if goal == "cpu" else "lex.xxyy.s2t.bin").is_file()
+    assert len(Path("runs/a_test.yy").read_text().split("\n")) == 31
+    assert "lines/s" in capfd.readouterr().err
 
 
 def test_every_choice_has_its_reason(corpus):
@@ -190,6 +247,7 @@ def write_run(folder):
         (leave_few, [], "90 pairs after cleaning; a model needs at least 500"),
         (write_config, [], "a.py exists; give --overwrite"),
         (write_run, [], "a is a run already"),
+        (lambda folder: (folder / "a_teacher.py").write_text(""), ["--for=cpu"], "a_teacher.py exists; give"),
         (lambda folder: None, ["--bogus=1"], "unknown flag --bogus"),
     ],
 )
