@@ -85,10 +85,9 @@ class ScorerOptions:
     # ---- scorers ----
 
     # Defines a scorer as NAME=SCORER, as in --scorer="comet=python comet.py". SCORER is the command line of a
-    # program that reads JSON lines and writes numbers, MODULE:FUNCTION in Python, run:RUN (log-probabilities
-    # by a model of the same languages, in either direction, or by a language model) or run:RUN,run:RUN (dual
-    # cross-entropy, by a run of each direction). spbleu:FILE (a SentencePiece model) and metrics such as
-    # chrf++ have no NAME=. May be given several times.
+    # program that reads JSON lines and writes numbers, MODULE:FUNCTION in Python, run:RUN (log-probabilities)
+    # or run:RUN,run:RUN (dual cross-entropy). spbleu:FILE (a SentencePiece model) and metrics such as chrf++
+    # have no NAME=. May be given several times.
     scorer: Annotated[tuple[str, ...], WITH_COMMAS] = ()
     # Seconds to wait for an answer of a scorer's program.
     scorer_timeout: Annotated[float, above(0)] = 600.0

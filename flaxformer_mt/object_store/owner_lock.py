@@ -67,12 +67,14 @@ class OwnerLock:
         who = f"{self._store.url} was last trained by {_describe(first)}"
         warn_user(f"{who}; waiting up to {SILENCE:.0f} s for it to show that it lives")
         end = time.monotonic() + SILENCE
-        while time.monotonic() < end and (owner := self._read()) is not None:
+        while (owner := self._read()) is not None:
             if owner != first:
                 raise UserError(
                     f"{self._store.url} is being trained by {_describe(owner)}; wait until it ends, or give "
                     "another --run=DIR"
                 )
+            if time.monotonic() >= end:  # what was read just now is nobody's sign of life
+                break
             time.sleep(BEAT / 10)
 
     def _content(self) -> bytes:
