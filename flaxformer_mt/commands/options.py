@@ -86,8 +86,7 @@ class ScorerOptions:
 
     # Defines a scorer as NAME=SCORER, as in --scorer="comet=python comet.py". SCORER is the command line of a
     # program that reads JSON lines and writes numbers, MODULE:FUNCTION in Python, run:RUN (log-probabilities)
-    # or run:RUN,run:RUN (dual cross-entropy). spbleu:FILE (a SentencePiece model) and metrics such as chrf++
-    # have no NAME=. May be given several times.
+    # or run:RUN,run:RUN (dual cross-entropy). spbleu:MODEL and metrics such as chrf++ have no NAME=.
     scorer: Annotated[tuple[str, ...], WITH_COMMAS] = ()
     # Seconds to wait for an answer of a scorer's program.
     scorer_timeout: Annotated[float, above(0)] = 600.0

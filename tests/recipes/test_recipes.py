@@ -40,6 +40,7 @@ def run(tmp_path):
             file.chmod(file.stat().st_mode | stat.S_IXUSR)
         calls = tmp_path / "calls"
         environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls)}
+        environment.pop("PYTHON", None)  # with which .ci/run may have been started
         subprocess.run(["bash", *arguments], cwd=ROOT, env={**environment, **variables}, check=True)
         return [call.split("\n") for call in calls.read_text().split("\n\n")[:-1]]
 
