@@ -4,10 +4,11 @@
 
 The pages are read from a fresh copy of the files that git knows. README.md comes first: its own commands make
 the environment, with the Python that is called python3, and train the run that the other pages use. Those run
-with that environment activated. A block that a page marks as needing another machine, a network or data of
-others is left out; GIVEN makes what a page takes as given, and ADDED shortens what would take long. It fails
-with the page, the line, the command and its output if a command ends with a status other than 0 or prints a
-traceback. tests/README.md has the commands that build the site and execute the notebook; --site only builds.
+with that environment activated, and so does README.md after its command that activates it. A block that a
+page marks as needing another machine, a network or data of others is left out; GIVEN makes what a page takes
+as given, and ADDED shortens what would take long. It fails with the page, the line, the command and its
+output if a command ends with a status other than 0 or prints a traceback. tests/README.md has the commands
+that build the site and execute the notebook; --site only builds.
 """
 
 import argparse
@@ -45,6 +46,10 @@ _POST = (
 # Page -> the commands that make what it takes as given, and remove what other pages left there.
 GIVEN = {
     README: ["python -m tools.write_words my_data --languages=cs,en"],
+    "docs/index.md": [
+        "python -m tools.write_words my_data --languages=cs,en",
+        "rm -rf exported/cs_en runs/cs_en runs/cs_en.py",
+    ],
     "docs/api.md": ["rm -rf exported/api runs/en runs/from_api"],
     "docs/data.md": ["python -m tools.write_words my_data --languages=cs,en"],
     "docs/evaluation.md": [
@@ -103,7 +108,8 @@ ADDED = [
     Added("tests/README.md", r"FLAXFORMER_MT_FUZZ=", "--collect-only"),
     # Trainings whose result no other command needs.
     Added("docs/data.md", r"--config=toy_documents", f"{_FEW_UPDATES} {_SHORT}"),
-    Added(README, r"train\.py runs/cs_en\.py", f"{_FEW_UPDATES} {_SHORT}"),
+    Added(README, r"train runs/cs_en\.py", f"{_FEW_UPDATES} {_SHORT}"),
+    Added("docs/index.md", r"train runs/cs_en\.py", f"{_FEW_UPDATES} {_SHORT}"),
     Added("docs/export.md", r"train --run=runs/opus", f"{_FEW_UPDATES} {_SHORT}"),
     Added("docs/pretrained.md", r"--run=runs/(tuned|adapted)", _FEW_UPDATES),
     Added("docs/training.md", r"--run=runs/guided", f"{_FEW_UPDATES} {_SHORT}"),
@@ -132,6 +138,7 @@ class Tree:
     def __init__(self, work: Path, *, python: str) -> None:
         self.folder = work / "tree"
         self._work = work
+        self._activated = False
         for name in ("tree", "bin", "home"):
             (work / name).mkdir(parents=True, exist_ok=True)
         launcher = work / "bin" / "python3"
@@ -158,10 +165,11 @@ class Tree:
         Raises:
           PageError: its status is not 0, or it prints a traceback.
         """
+        self._activated |= command.page != README or command.text == "source .venv/bin/activate"
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", given or command.text],
             cwd=self.folder,
-            env=self._environment(activated=command.page != README),
+            env=self._environment(),
             input=program.encode(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -175,13 +183,13 @@ class Tree:
             raise PageError(f"{command.page}:{command.line}: {problem}\n    {text}\n{output[-6000:]}")
         return output
 
-    def _environment(self, *, activated: bool) -> dict[str, str]:
+    def _environment(self) -> dict[str, str]:
         kept = {
             name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")
         }
         home = self._work / "home"
         path = [str(self._work / "bin"), kept.get("PATH", "")]
-        if activated:
+        if self._activated:
             path.insert(0, str(self.folder / ".venv" / "bin"))
         return kept | {
             "PATH": os.pathsep.join(path),
@@ -235,7 +243,7 @@ def _run_python(page: str, blocks: list[Block]) -> Step:
     """A program of the blocks; a block that begins with the name of a file, `# configs/NAME.py`, is it."""
     text = "\n".join(block.text for block in blocks)
     named = re.match(r"# (\S+\.py)\n", text)
-    command = f"cat > {named[1]}" if named else "python3 -" if page != README else ".venv/bin/python -"
+    command = f"cat > {named[1]}" if named else "python3 -"
     return Step(Command(page, blocks[0].line, command), command, blocks[0].needs, text)
 
 

@@ -11,6 +11,9 @@ import pytest
 from tools import run_pages
 from tools.pages import ROOT, find_hidden_commands, find_pages, read_blocks, split_commands
 
+import flaxformer_mt
+import flaxformer_mt.config
+
 
 def write_page(folder, text: str) -> str:
     (folder / "page.md").write_text(text, encoding="utf-8")
@@ -71,7 +74,7 @@ def test_a_list_of_the_commands_is_printed_without_running_them():
     environment = {**os.environ, "PYTHON": sys.executable}
     out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     assert re.search(
-        r"^docs/parallel.md:\d+ not run: Needs another machine: .*\n    srun python train.py", out, re.M
+        r"^docs/parallel.md:\d+ not run: Needs another machine: .*\n    srun flaxformer-mt train", out, re.M
     )
     assert re.search(r"^README.md:\d+\n    python3 -m venv .venv && .*train.py$", out, re.M)
     assert re.search(r"-m pytest -q\n    as .* -m pytest -q --collect-only\n", out)
@@ -133,3 +136,25 @@ def test_containers_keep_what_the_image_writes():
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     commands = re.findall(r"^docker run .*", page, re.M)
     assert commands and all(f":{cache}" in line and f":{work}/runs" in line for line in commands)
+
+
+def test_pages_for_users_import_public_names_alone():
+    """What a page imports is in `__all__` of the package or, for config files, of its module of configs."""
+    public = {module.__name__: set(module.__all__) for module in (flaxformer_mt, flaxformer_mt.config)}
+    programs = [
+        (page, block.text) for page in find_pages() for block in read_blocks(page) if block.kind == "python"
+    ]
+    notebook = json.loads((ROOT / "docs" / "notebook.ipynb").read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        lines = [line for line in cell["source"] if cell["cell_type"] == "code" and not line.startswith("!")]
+        programs.append(("docs/notebook.ipynb", "".join(lines)))
+    imported = [
+        (page, node.module, alias.name)
+        for page, text in programs
+        if page != "docs/extending.md"
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("flaxformer_mt")
+        for alias in node.names
+    ]
+    assert len(imported) > 10
+    assert not [one for one in imported if one[2] not in public.get(one[1], ())]
