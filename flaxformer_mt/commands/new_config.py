@@ -344,7 +344,7 @@ def _prepare(data: DataConfig, vocabulary: list[Choice]) -> tuple[Config, Any]:
         try:
             return config, prepare(config, progress=progress, overlap=True, pool=pool)
         except VocabularyTooLarge as error:
-            reason = f"this text gives {error.maximum:,} pieces at most"
+            reason = f"this text gives {error.maximum:,} subwords at most"
             vocabulary[0] = Choice("vocab.size", error.maximum, reason)
 
 
