@@ -66,7 +66,7 @@ def choose_vocabulary(pairs: int, characters: int, scripts: tuple[str, str]) -> 
     is_joint = scripts[0] == scripts[1]
     coverage = [Choice("vocab.character_coverage", 1.0, "every character of the text has a piece")]
     if characters > 3000:
-        coverage = [Choice("vocab.character_coverage", 0.9995, "the rarest characters are spelt in bytes")]
+        coverage = [Choice("vocab.character_coverage", 0.9995, "the rarest characters are spelled in bytes")]
     if size < 2 * characters + 300:
         size = -(-(2 * characters + 300) // 1000) * 1000
         reason = f"the text has {characters:,} different characters, which need a piece each"
@@ -144,7 +144,7 @@ def choose_training(
     shapes = shapes if corpus.pairs < _FEW_SHAPES_BELOW else []
     updates = count_updates({"batch_tokens": batch} | ({"num_shapes": shapes[0].value} if shapes else {}))
     if fewest < batch < most:
-        why = f"{updates:,} updates an epoch"
+        why = f"{updates:,} steps per epoch"
     epochs = next(epochs for limit, epochs in _EPOCHS if corpus.pairs < limit)
     steps = min(_round(max(1000, epochs * updates), 500), 100_000)
     every = min(round(max(1, steps / _EVALUATIONS / 100)) * 100, 5000)
@@ -156,7 +156,7 @@ def choose_training(
         Choice("optim.learning_rate", rate, "for models of this size; lower it if the loss jumps"),
         Choice("optim.warmup_steps", min(warmup, steps // 5), "the learning rate rises this long"),
         Choice("optim.ema_decay", 0.999, "averages of the parameters translate better than the parameters"),
-        Choice("train.steps", steps, f"about {steps / updates:.0f} epochs of {updates:,} updates at most"),
+        Choice("train.steps", steps, f"about {steps / updates:.0f} epochs of {updates:,} steps at most"),
         Choice("train.evaluate_every", every, "an evaluation chooses the best checkpoint"),
         Choice("train.checkpoint_every", every, ""),
         Choice("train.patience", 10, "training ends after so many evaluations without a better BLEU"),

@@ -129,8 +129,8 @@ def _describe_stages(stages: Sequence[Mapping[str, Any]] | None) -> Parts:
         for number, part in enumerate(stage["mix"]):
             cells = [part["name"], f"{part['share']:.1%}"]
             rows.append([*head, *cells, noise] if number == 0 else [""] * 4 + cells + [""])
-    heading = ["stage", "from update", "updates", "epochs", "data set", "share", "noise"]
-    return [Table(heading, rows, "Stages (numbers of updates are exact where a stage ends after steps)"), ""]
+    heading = ["stage", "from step", "steps", "epochs", "data set", "share", "noise"]
+    return [Table(heading, rows, "Stages (numbers of steps are exact where a stage ends after steps)"), ""]
 
 
 def _describe_batches(plan: Mapping[str, Any]) -> Parts:

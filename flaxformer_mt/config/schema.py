@@ -24,7 +24,7 @@ from flaxformer_mt.config.removed import refuse_removed
 from flaxformer_mt.config.tag_styles import TagStyle
 
 # What changes in a run that computes in another way.
-_ROUNDING = "further updates are the same up to rounding"
+_ROUNDING = "further steps are the same up to rounding"
 # Kinds of noise that need sources.
 SOURCE_NOISE = ("lower_case", "typos", "inline")
 
@@ -454,9 +454,9 @@ class OptimConfig:
     # Peak learning rate. With schedule=noam, the factor before model_dim^-0.5 (1 in Vaswani et al. 2017).
     learning_rate: Annotated[float, above(0, at_most=1000), USUAL] = 1e-3
     # After linear warm-up, the learning rate stays (constant), falls to 0 at train.steps (cosine, linear)
-    # or falls with 1/sqrt(update) (inverse_sqrt, noam). noam is equation 3 of Vaswani et al. 2017.
+    # or falls with 1/sqrt(step) (inverse_sqrt, noam). noam is equation 3 of Vaswani et al. 2017.
     schedule: Literal["noam", "inverse_sqrt", "cosine", "linear", "constant"] = "inverse_sqrt"
-    # Number of updates in which the learning rate rises linearly to its peak. 0: none. If schedule is cosine
+    # Number of steps in which the learning rate rises linearly to its peak. 0: none. If schedule is cosine
     # or linear and this number is train.steps or more, the rise takes half of train.steps instead.
     warmup_steps: Annotated[int, at_least(0), USUAL] = 4000
     # Beta 1 of adam (decay rate of the mean of gradients) and lion, and momentum of muon; 0.9 is usual.
@@ -469,7 +469,7 @@ class OptimConfig:
     weight_decay: Annotated[float, between(0, 100)] = 0.0
     # Maximum global norm of the gradient; larger gradients are scaled down to it. 0: no clipping.
     clip_norm: Annotated[float, at_least(0)] = 1.0
-    # Number of batches whose gradients are added up for one update (gradient accumulation). 1: off.
+    # Number of batches whose gradients are added up for one step (gradient accumulation). 1: off.
     accumulation: Annotated[int, at_least(1)] = 1
     # Decay rate of an exponential moving average of the parameters, which evaluation and translation then use
     # instead of the parameters; 0.999 is usual. 0: off.
@@ -485,7 +485,7 @@ class OptimConfig:
 class TrainConfig:
     """Training loop: duration, loss, evaluation, checkpoints and logging."""
 
-    # Number of parameter updates to train for.
+    # Number of training steps, each of which updates the parameters once.
     steps: Annotated[int, at_least(1), USUAL, MayChange("training ends at another step")] = 100_000
     # Label smoothing: probability mass spread evenly over the vocabulary, usually 0.1. 0: none.
     label_smoothing: Annotated[float, share()] = 0.1
@@ -494,17 +494,17 @@ class TrainConfig:
     loss_chunk_tokens: Annotated[int, at_least(0), MayChange(_ROUNDING)] = 0
     # Whether to log the token accuracy of training batches too; evaluations always report it.
     log_accuracy: bool = False
-    # Which batch shapes are compiled before the first update, in parallel. none: each shape is compiled when
-    # it first occurs. all: the shapes that the remaining updates use. auto: all on GPUs and TPUs, none on
+    # Which batch shapes are compiled before the first step, in parallel. none: each shape is compiled when
+    # it first occurs. all: the shapes that the remaining steps use. auto: all on GPUs and TPUs, none on
     # CPUs.
     compile_ahead: Annotated[Literal["auto", "all", "none"], MayChange()] = "auto"
-    # Number of updates between two lines of progress and metrics; the end of an epoch adds a line.
+    # Number of steps between two lines of progress and metrics; the end of an epoch adds a line.
     log_every: Annotated[int, at_least(1), MayChange()] = 50
-    # Number of updates between validations (loss, BLEU). Training also ends with one.
+    # Number of steps between validations (loss, BLEU). Training also ends with one.
     evaluate_every: Annotated[
         int, at_least(1), USUAL, MayChange("other steps are evaluated, of which the best is chosen")
     ] = 1000
-    # Number of updates between two checkpoints. Each evaluation also saves one.
+    # Number of steps between two checkpoints. Each evaluation also saves one.
     checkpoint_every: Annotated[
         int,
         at_least(1),

@@ -31,10 +31,10 @@ _SAMPLES = 3
 
 
 class Validation:
-    """Loss and accuracy on the validation set, with BLEU, chrF and other scores of greedy search.
+    """Loss, perplexity and accuracy on the validation set, with BLEU, chrF and other scores of greedy search.
 
     Of several directions, BLEU and chrF are the means over directions, followed by those of each.
-    For a language model, which does not translate: loss, accuracy and perplexity.
+    A language model does not translate, and has no scores.
     """
 
     def __init__(
@@ -119,9 +119,9 @@ class Validation:
         if not len(self._steps) and compiles_ahead(self._config, self._parallel.platform):
             self._compile_steps(params)
         likelihood = measure(self._steps, params, self._batches, put=self._parallel.put)
-        values = {"loss": likelihood.loss, "accuracy": likelihood.accuracy}
+        values = {name: getattr(likelihood, name) for name in ("loss", "perplexity", "accuracy")}
         if self._translator is None:
-            return values | {"perplexity": likelihood.perplexity, "seconds": time.monotonic() - start}
+            return values | {"seconds": time.monotonic() - start}
         unstacked = self._unstack(params) if self._scanned else params
         start = time.monotonic()
         found = self._translator.translate(

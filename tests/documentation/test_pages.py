@@ -1,6 +1,7 @@
 """Every command of README.md and docs/ is one that `run_pages.py` runs, or is marked in its page."""
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -10,6 +11,9 @@ import sys
 import pytest
 from tools import run_pages
 from tools.pages import ROOT, find_hidden_commands, find_pages, read_blocks, split_commands
+
+# What users may import from.
+PUBLIC = ("flaxformer_mt", "flaxformer_mt.config")
 
 
 def write_page(folder, text: str) -> str:
@@ -36,6 +40,17 @@ def test_every_command_of_the_pages_is_known():
         ]
         assert matching, f"no command of {rule.page} is {rule.command}"
     assert set(run_pages.GIVEN) <= set(pages) and run_pages.ONE_PROGRAM <= set(pages)
+
+
+def test_pages_import_public_names():
+    """Only the page for those who change the package imports more."""
+    public = {name: importlib.import_module(name).__all__ for name in PUBLIC}
+    for page in set(find_pages()) - {"docs/extending.md"}:
+        for block in read_blocks(page):
+            for node in ast.walk(ast.parse(block.text if block.kind == "python" else "")):
+                if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("flaxformer_mt."):
+                    names = {alias.name for alias in node.names}
+                    assert names <= set(public.get(node.module, ())), f"{page}: {ast.unparse(node)}"
 
 
 def test_commands_outside_of_blocks_and_blocks_of_other_kinds_are_found(tmp_path):

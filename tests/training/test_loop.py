@@ -271,7 +271,7 @@ def test_killed_and_resumed_equals_undisturbed(base, reference, tmp_path, capfd)
     assert json.loads((run_dir / "report.json").read_text(encoding="utf-8")) == report
     for name in ("step", "target_tokens", "best", "parameters"):
         assert report[name] == reference[1][name]
-    said = re.search(r"profile of updates 27 to 29: (\S+);", stderr)
+    said = re.search(r"profile of steps 27 to 29: (\S+);", stderr)
     assert said and said[1].startswith(str(run_dir / "profile"))
     names = {path.suffixes[-1] for path in Path(said[1]).iterdir()}
     assert names == {".gz", ".pb"} and (Path(said[1]) / "perfetto_trace.json.gz").is_file()
@@ -366,8 +366,8 @@ def test_asked_to_stop_it_saves_and_resumes(base, tmp_path, at_step, capfd, sect
     assert not (run_dir / "report.json").exists()
     told = capfd.readouterr().err
     if config.data.stages:
-        assert "stage 1 of 2, first: 100.0% parallel_text, from about update 1 for 3 updates; noise: " in told
-        assert "update 3 ends stage first, then stage second" in told
+        assert "stage 1 of 2, first: 100.0% parallel_text, from about step 1 for 3 steps; noise: " in told
+        assert "step 3 ends stage first, then stage second" in told
     assert f"{number.name}: saving after this step" in told
     assert "stopped at step 3 and saved" in told
     at_step({})
@@ -497,7 +497,7 @@ def test_training_that_produces_no_numbers_ends_with_the_remedy(base, tmp_path, 
         optim={"learning_rate": 1e38, "schedule": "constant", "warmup_steps": 0},
         train={"log_every": 1, "final_checkpoint": "last", "checkpoint_every": 2},
     )
-    with raises(UserError, match=r"the last 3 updates up to step 4 .*lower optim\.learning_rate"):
+    with raises(UserError, match=r"the last 3 steps up to step 4 .*lower optim\.learning_rate"):
         fit(config, tmp_path / "run")
     lines = [record for record in read_metrics(tmp_path / "run") if record["split"] == "train"]
     assert [record["skipped"] for record in lines] == [0, 1, 2, 3]

@@ -64,10 +64,10 @@ def test_the_config_trains_as_it_stands(corpus, capfd):
     config = load_config("runs/xx_yy.py")
     validate(config)
     text = Path("runs/xx_yy.py").read_text()
-    epochs, updates = map(int, re.search(r"About (\d+) epochs of (\d+) updates", text).groups())
+    epochs, updates = map(int, re.search(r"About (\d+) epochs of (\d+) steps", text).groups())
     assert updates == prepare(config).report["batches"]["batches"], "an epoch is as long as in training"
     assert abs(epochs - config.train.steps / updates) <= 0.5
-    assert re.findall(r"(\d+) updates an epoch", text) in ([str(updates)], [])
+    assert re.findall(r"(\d+) steps per epoch", text) in ([str(updates)], [])
     numbers = [
         int(number) for number in re.findall(r"\b\d+(?= for| that)", text[text.index("The others:") :])
     ]
