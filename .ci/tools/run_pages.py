@@ -54,7 +54,11 @@ GIVEN = {
         "cp runs/toy_de_en/translations/test.hypothesis other.txt",
     ],
     "docs/export.md": [
-        "rm -rf exported opus-mt-de-en runs/opus",
+        "rm -rf exported opus-mt-de-en runs/opus runs/handbuilt_again runs/theirs",
+        "cp runs/toy_de_en/translations/test.source test.de",
+        f"python train.py --config=handbuilt --run=runs/handbuilt {_FEW_UPDATES} {_SHORT}",
+        "cp configs/handbuilt.py my_config.py",
+        "mkdir -p exported/aiayn && cp -r runs/toy_de_en/vocab exported/aiayn",
         "python -m tools.write_words my_data --languages=de,en",
         _POST,
         f"{_FLAXFORMER} export --run=runs/post --format=marian --output=opus-mt-de-en",
@@ -68,13 +72,6 @@ GIVEN = {
         "rm -f test.en big.en && for i in 1 2 3 4 5; do cat test.de; done > big.de",
     ],
     "docs/serving.md": ["pip install '.[serve]'"],
-    "docs/research-formats.md": [
-        "rm -rf exported runs/handbuilt_again runs/theirs",
-        "cp runs/toy_de_en/translations/test.source test.de",
-        f"python train.py --config=handbuilt --run=runs/handbuilt {_FEW_UPDATES} {_SHORT}",
-        "cp configs/handbuilt.py my_config.py",
-        "mkdir -p exported/aiayn && cp -r runs/toy_de_en/vocab exported/aiayn",
-    ],
     "docs/tutorial.md": [
         "rm -rf exported/captions runs/captions runs/captions.py",
         "python -m tools.write_words captions --languages=de,en --jsonl",
