@@ -140,7 +140,8 @@ def test_training_learns_and_writes_its_directory(base, reference):
     assert valid[-1]["loss"] < valid[0]["loss"]
     assert all(0 <= record["padding"] < 1 and record["skipped"] == 0 for record in train)
     assert train[0]["learning_rate"] == pytest.approx(0.02 * (4 / 20) ** 0.5)
-    assert {"loss", "accuracy", "bleu", "chrf"} <= set(valid[0])
+    assert {"loss", "perplexity", "accuracy", "bleu", "chrf"} <= set(valid[0])
+    assert valid[0]["perplexity"] == pytest.approx(math.exp(valid[0]["loss"]))
     assert sum(record["target_tokens"] for record in train) == report["target_tokens"]
     assert all(0 <= record["data_wait"] <= 1 and record["model_flops_per_second"] > 0 for record in train)
     assert not any({"utilization", "device_memory_gib"} & set(record) for record in train)  # on a CPU
