@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import re
 import shutil
 import signal
