@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from flaxformer_mt.translation.requests import Request
     from flaxformer_mt.translation.result import Annotations
     from flaxformer_mt.translation.scorer import Scorer, generate_text
-    from flaxformer_mt.translation.translator import Translator
+    from flaxformer_mt.translation.translator import TranslationOptions, Translator
 
 __version__ = "0.3.0"
 

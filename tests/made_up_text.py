@@ -1,4 +1,4 @@
-"""A parallel text for tests that train: small enough for seconds, regular enough to be learnt."""
+"""A parallel text for tests that train: small enough for seconds, regular enough to be learned."""
 
 import random
 from pathlib import Path

@@ -157,7 +157,7 @@ def random_params(model: Any, seed: int = 0, scale: float = 0.3) -> Any:
 
 
 def random_layer_params(layer: Any, *inputs: Any, seed: int = 0, scale: float = 0.3, **options: Any) -> Any:
-    """The same for a Flax module, initialised on these inputs."""
+    """The same for a Flax module, initialized on these inputs."""
     import jax
     from flax import linen as nn
 

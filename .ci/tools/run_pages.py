@@ -58,25 +58,24 @@ GIVEN = {
         "cp runs/toy_de_en/translations/test.hypothesis other.txt",
     ],
     "docs/export.md": [
-        "rm -rf exported opus-mt-de-en runs/opus",
-        "python -m tools.write_words my_data --languages=de,en",
-        _POST,
-        f"{_FLAXFORMER} export --run=runs/post --format=marian --output=opus-mt-de-en",
-    ],
-    "docs/parallel.md": ["cp runs/toy_de_en/translations/test.source test.de && rm -f test.en"],
-    "docs/translating.md": [
-        "cp runs/toy_de_en/translations/test.source test.de && rm -f documents.en",
-        f"python train.py --config=toy_documents --run=runs/toy_documents {_FEW_UPDATES} {_SHORT}",
-        "rm -f test.en big.en && for i in 1 2 3 4 5; do cat test.de; done > big.de",
-    ],
-    "docs/serving.md": ["pip install '.[serve]'"],
-    "docs/research-formats.md": [
-        "rm -rf exported runs/handbuilt_again runs/theirs",
+        "rm -rf exported opus-mt-de-en runs/opus runs/handbuilt_again runs/theirs",
         "cp runs/toy_de_en/translations/test.source test.de",
         f"python train.py --config=handbuilt --run=runs/handbuilt {_FEW_UPDATES} {_SHORT}",
         "cp configs/handbuilt.py my_config.py",
         "mkdir -p exported/aiayn && cp -r runs/toy_de_en/vocab exported/aiayn",
+        "python -m tools.write_words my_data --languages=de,en",
+        _POST,
+        f"{_FLAXFORMER} export --run=runs/post --format=marian --output=opus-mt-de-en",
     ],
+    "docs/documents.md": [
+        "cp runs/toy_de_en/translations/test.source test.de && rm -rf documents.en runs/toy_documents"
+    ],
+    "docs/parallel.md": ["cp runs/toy_de_en/translations/test.source test.de && rm -f test.en"],
+    "docs/translating.md": [
+        "cp runs/toy_de_en/translations/test.source test.de",
+        "rm -f test.en big.en && for i in 1 2 3 4 5; do cat test.de; done > big.de",
+    ],
+    "docs/serving.md": ["pip install '.[serve]'"],
     "docs/tutorial.md": [
         "rm -rf exported/captions runs/captions runs/captions.py",
         "python -m tools.write_words captions --languages=de,en --jsonl",
@@ -107,7 +106,7 @@ ADDED = [
     # The large size takes 20 minutes; the small one is a part of .ci/run.
     Added("tests/README.md", r"FLAXFORMER_MT_FUZZ=", "--collect-only"),
     # Trainings whose result no other command needs.
-    Added("docs/data.md", r"--config=toy_documents", f"{_FEW_UPDATES} {_SHORT}"),
+    Added("docs/documents.md", r"train toy_documents", f"{_FEW_UPDATES} {_SHORT}"),
     Added(README, r"train runs/cs_en\.py", f"{_FEW_UPDATES} {_SHORT}"),
     Added("docs/index.md", r"train runs/cs_en\.py", f"{_FEW_UPDATES} {_SHORT}"),
     Added("docs/export.md", r"train --run=runs/opus", f"{_FEW_UPDATES} {_SHORT}"),

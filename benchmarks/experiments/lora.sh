@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # LoRA beside full fine-tuning: a model of width 512, and a start with fewer pieces ("LoRA" in benchmarks/ablations.md).
 # Needs data/multi30k; data/tatoeba with both.model, a vocabulary of both; data/start (Tatoeba, its lines joined with two
-# neighbours, and the dictionary Ding, Debian's trans-de-en 1.9-6) with fewer.model, 4,000 pieces of these and of Multi30k
+# neighbors, and the dictionary Ding, Debian's trans-de-en 1.9-6) with fewer.model, 4,000 pieces of these and of Multi30k
 # twice; data/m10000 and data/m3000, the first pairs of Multi30k, with valid and test as they are.
 set -euo pipefail
 

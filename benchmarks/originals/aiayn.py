@@ -118,7 +118,7 @@ class PositionalEncoding(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Source ids to memory; embeddings, positions and dropout are normalised before the first layer."""
+    """Source ids to memory; embeddings, positions and dropout are normalized before the first layer."""
 
     def __init__(self, vocab: int, pad_id: int, n_position: int, scale_emb: bool, n_layers: int, **sizes):
         super().__init__()

@@ -30,8 +30,8 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """From [..., D] to [..., D]."""
-        centred = x - x.mean(dim=-1, keepdim=True)
-        return centred / centred.square().mean(dim=-1, keepdim=True).sqrt()
+        centered = x - x.mean(dim=-1, keepdim=True)
+        return centered / centered.square().mean(dim=-1, keepdim=True).sqrt()
 
 
 class SelfAttentionLayer(nn.Module):

@@ -1,6 +1,6 @@
 """Document 001, the network of the kokoyi notebook, in plain PyTorch.
 
-Owns the document's names in the state dict and its initialisation. Inputs are embedded already: the two
+Owns the document's names in the state dict and its initialization. Inputs are embedded already: the two
 tables are loose parameters of the document's training script, made here by `init_embedding`. The only mask is
 the causal one, so padding is attended to as any token. Knows nothing of JAX or of the package that the tests
 compare with it.
@@ -36,7 +36,7 @@ class MHAttn(nn.Module):
         gain = math.sqrt(embed_dim + hidden_dim) / math.sqrt(embed_dim + num_heads * hidden_dim)
 
         def matrix(*shape: int) -> nn.Parameter:
-            # To torch the fans of (heads, E, H) are E * H and heads * H; most initialisers take others.
+            # To torch the fans of (heads, E, H) are E * H and heads * H; most initializers take others.
             return nn.Parameter(nn.init.xavier_uniform_(torch.empty(shape), gain=gain))
 
         self.Wq = matrix(num_heads, embed_dim, hidden_dim)
@@ -87,7 +87,7 @@ class FFN(nn.Module):
 
 
 class EncLayer(nn.Module):
-    """Self-attention and feed-forward, each added and then normalised."""
+    """Self-attention and feed-forward, each added and then normalized."""
 
     def __init__(self, num_heads: int, embed_dim: int, hidden_dim: int):
         super().__init__()
@@ -106,7 +106,7 @@ class EncLayer(nn.Module):
 
 
 class DecLayer(nn.Module):
-    """Causal self-attention, attention to the encoder and feed-forward, each added and then normalised."""
+    """Causal self-attention, attention to the encoder and feed-forward, each added and then normalized."""
 
     def __init__(self, num_heads: int, embed_dim: int, hidden_dim: int):
         super().__init__()

@@ -249,7 +249,7 @@ def test_decoder_only_tells_no_positions_apart_as_written_and_all_in_one_hot():
         make_decoder_only(positions="learned")
 
 
-def test_decoder_only_normalises_without_epsilon():
+def test_decoder_only_normalizes_without_epsilon():
     norm = decoder_only.LayerNorm()
     x = torch.tensor([[[1e-6, 3e-6, 5e-6, 7e-6]]])
     expected = torch.tensor([[[-3.0, -1.0, 1.0, 3.0]]]) / 5**0.5
@@ -346,7 +346,7 @@ def test_aiayn_refuses_what_is_longer_than_its_table():
         model(torch.ones(1, 11).long(), TARGET[:1])
 
 
-def test_aiayn_normalises_before_the_first_layer_with_its_own_epsilon():
+def test_aiayn_normalizes_before_the_first_layer_with_its_own_epsilon():
     model = make_aiayn(n_layers=0)
     table = model.encoder.position_enc.pos_table[0]
     torch.testing.assert_close(table, sinusoid_table(10, 8).float(), rtol=0, atol=0)

@@ -101,7 +101,7 @@ def _show(options: command_options.ShowOptions) -> object:
     from flaxformer_mt.commands.target_devices import parse_target
 
     target = parse_target(options.target)
-    print(f"compiling an update for {target.name}; this can take minutes", file=sys.stderr, flush=True)
+    print(f"compiling a training step for {target.name}; this can take minutes", file=sys.stderr, flush=True)
     return show_for_target(options.config, options.run, target)
 
 
@@ -190,7 +190,7 @@ COMMANDS = {
         _show,
         words=("config",),
         examples={
-            "wmt14_en_de_base": "its size, and what an update costs",
+            "wmt14_en_de_base": "its size, and what a step costs",
             "wmt14_en_de_base --target=h100:8": "whether it fits into eight H100, without having them",
         },
         summarize=_summarize_experiment,

@@ -159,7 +159,7 @@ class WorkerOptions(ProcessOptions):
 
     # Number of workers, each of which translates blocks of --window lines with its own copy of the model, on
     # its own accelerator if there are any. If a worker dies, its block is translated again. None: no workers;
-    # with --ray, one for each accelerator of the cluster, or without accelerators one for each machine.
+    # with --ray, one per accelerator of the cluster, or one per machine if there are none.
     workers: Annotated[int | None, at_least(1)] = None
     # Ray cluster whose machines the workers run on, instead of this one (needs the extra ray): HOST:PORT,
     # ray://HOST:PORT, auto (the cluster that this machine belongs to) or local (a new cluster on this

@@ -204,7 +204,7 @@ def _name_failure(target: Target) -> Iterator[None]:
         remedy = f"; cuDNN comes with the extra cuda13: {install_command(extra='cuda13')}"
         remedy += "; or set model.attention=plain"
         raise UserError(
-            f"--target={target.name}: the update does not compile ({first_line(error)})"
+            f"--target={target.name}: the step does not compile ({first_line(error)})"
             f"{remedy if misses_cudnn else ''}"
         ) from error
 
@@ -237,21 +237,21 @@ def summarize_target(target: Mapping[str, Any]) -> str:
     fits = "fits into" if target["fits"] else "does NOT fit into"
     parts: Parts = [
         f"Compiled for, not run: {target['name']}, {target['layout']}",
-        f"An update of {batch['rows']} rows of {batch['source_length']} source and "
+        f"A step of {batch['rows']} rows of {batch['source_length']} source and "
         f"{batch['target_length']} target tokens {fits} the {target['memory_gib']} GiB of a device: "
         f"{target['peak_gib']} GiB at its peak",
         f"Attention: {attention['kernel']} ({attention['reason']})",
     ]
     columns = {"collective": "{kind}", "number": "{count:,}", "bytes": "{bytes:,}"}
     rows = [{"kind": kind, **one} for kind, one in target["collectives"].items()]
-    caption = "Collectives of an update, on each device:"
+    caption = "Collectives of a step, on each device:"
     parts.append(make_table(columns, rows, caption) if rows else f"{caption} none")
     if estimate is None:
-        return write_text([*parts, "Cost: not known; the compiler has refused the update"])
+        return write_text([*parts, "Cost: not known; the compiler has refused the step"])
     if estimate["computing_milliseconds"] is not None:
-        parts.append(f"Operations of an update at the peak rate: {estimate['computing_milliseconds']:.1f} ms")
+        parts.append(f"Operations of a step at the peak rate: {estimate['computing_milliseconds']:.1f} ms")
     if estimate["kernels"] is not None:
-        parts.append(f"Kernels of an update: {estimate['kernels']:,}")
+        parts.append(f"Kernels of a step: {estimate['kernels']:,}")
     if estimate["million_cycles"]:
         cycles = f"{estimate['million_cycles']:,.1f} million"
         parts.append(f"Cycles that the compiler expects, without Pallas kernels: {cycles}")

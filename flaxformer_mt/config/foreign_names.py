@@ -71,7 +71,7 @@ _UNITS = {
     "data.batch_tokens": "in tokens, on all devices together",
     "search.batch_tokens": "in tokens",
     "model.dtype": "which has bfloat16 and float32",
-    "train.steps": "which counts updates; `show` says how many an epoch has",
+    "train.steps": "which counts steps; `show` says how many an epoch has",
 }
 # Flags that mean something else in commands with the other flag: in `show`, and in those that make pairs.
 _OTHER_MEANING = {"--target": "--config", "--max_length_ratio": "--pair_length_ratio"}

@@ -485,7 +485,7 @@ class OptimConfig:
 class TrainConfig:
     """Training loop: duration, loss, evaluation, checkpoints and logging."""
 
-    # Number of steps to train for.
+    # Number of training steps, each of which updates the parameters once.
     steps: Annotated[int, at_least(1), USUAL, MayChange("training ends at another step")] = 100_000
     # Label smoothing: probability mass spread evenly over the vocabulary, usually 0.1. 0: none.
     label_smoothing: Annotated[float, share()] = 0.1

@@ -74,7 +74,7 @@ def _read_stage(stage: StageConfig, members: Sequence[Member], noise: NoiseConfi
         if not name or not (endless or (1 <= count <= LARGEST_COUNT and count.is_integer())):
             raise UserError(
                 f"data.stages: stage {stage.name} ends until {stage.until!r}; write 'NAME N' for N passes "
-                "over a data set, or 'steps N' for N updates, with a whole number N of 1 or more"
+                "over a data set, or 'steps N' for N steps, with a whole number N of 1 or more"
             )
         limit = None if endless else int(count)
         if name == "steps":

@@ -194,7 +194,7 @@ def link_pieces(
         count = np.bincount(words, minlength=offsets[-1] + 1)
         first = np.zeros(len(count), np.int64)
         first[words[::-1]] = local[::-1]  # of several pieces of a word, the first is written last
-        # A word after the last that has pieces was normalised away.
+        # A word after the last that has pieces was normalized away.
         inside = points[:, side] < np.array([*sizes, 0])[owners]
         linked = np.where(inside, offsets[owners] + points[:, side], len(count) - 1)
         firsts.append(first[linked])

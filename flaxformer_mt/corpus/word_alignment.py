@@ -30,7 +30,7 @@ _EMPTY = 0.1
 _LONGEST_JUMP = 15
 # Weight of one occurrence of every jump and of a hundredth of one of every combination of words.
 _SMOOTHING = 0.01
-_NEIGHBOURS = [step for step in itertools.product((-1, 0, 1), repeat=2) if step != (0, 0)]
+_NEIGHBORS = [step for step in itertools.product((-1, 0, 1), repeat=2) if step != (0, 0)]
 
 
 class _Block(NamedTuple):
@@ -252,7 +252,7 @@ def symmetrize(forward: np.ndarray, backward: np.ndarray, shape: tuple[int, int]
 
     while waiting:
         source, target = waiting.pop(0)
-        for down, right in _NEIGHBOURS:
+        for down, right in _NEIGHBORS:
             near = (source + down, target + right)
             if near in union and near not in points and (near[0] in free[0] or near[1] in free[1]):
                 take(near)

@@ -41,7 +41,7 @@ def deal_evenly(
     batches = len(pairs) // rows
     full = batches * rows
     source, target = source_lengths[:full], target_lengths[:full]
-    # Sources of neighbouring target lengths are sorted in opposite directions, so that a group at the border
+    # Sources of neighboring target lengths are sorted in opposite directions, so that a group at the border
     # of two target lengths has sources of similar lengths, too.
     order = np.lexsort((np.where(target % 2 == 0, source, -source), target))
     groups, tokens = pairs[:full][order].reshape(rows, batches), source[order].reshape(rows, batches)

@@ -147,8 +147,8 @@ def format_stages(stages: Sequence[dict[str, Any]]) -> list[str]:
     for number, stage in enumerate(stages, start=1):
         mix = ", ".join(f"{part['share']:.1%} {part['name']}" for part in stage["mix"])
         noise = ", ".join(f"{kind} {rate:g}" for kind, rate in stage["noise"].items())
-        length = "to the end" if stage["updates"] is None else f"for {stage['updates']:,} updates"
-        when = f"from about update {stage['from_update']:,} {length}"
+        length = "to the end" if stage["updates"] is None else f"for {stage['updates']:,} steps"
+        when = f"from about step {stage['from_update']:,} {length}"
         if not stage["reached"]:
             when = "not reached within train.steps"
         line = f"stage {number} of {len(stages)}, {stage['name']}: {mix}, {when}"

@@ -194,18 +194,18 @@ def _others(groups: Iterable[str]) -> dict[str, str]:
     return {letter: "".join(other for first, other in pairs if first == letter) for letter, _ in pairs}
 
 
-def _find_neighbours() -> dict[str, str]:
-    neighbours: dict[str, str] = {}
+def _find_neighbors() -> dict[str, str]:
+    neighbors: dict[str, str] = {}
     for rows in _KEYBOARDS:
         for above, row, below in zip(("", *rows), rows, (*rows[1:], ""), strict=False):
             for at, key in enumerate(row):
                 left = max(at - 1, 0)
                 near = above[at : at + 2] + row[left : at + 2] + below[left : at + 1]
-                neighbours.setdefault(key, near.replace(key, ""))
-    return neighbours
+                neighbors.setdefault(key, near.replace(key, ""))
+    return neighbors
 
 
-_NEIGHBOURS, _SIMILAR = _find_neighbours(), _LATIN | _others(_ALIKE)
+_NEIGHBORS, _SIMILAR = _find_neighbors(), _LATIN | _others(_ALIKE)
 
 
 def _like(letter: str, others: str) -> list[str]:
@@ -213,7 +213,7 @@ def _like(letter: str, others: str) -> list[str]:
 
 
 def _near(letter: str) -> list[str]:
-    return _like(letter, _NEIGHBOURS.get(letter.lower(), ""))
+    return _like(letter, _NEIGHBORS.get(letter.lower(), ""))
 
 
 def _similar(letter: str) -> list[str]:

@@ -40,7 +40,7 @@ class Quantized(NamedTuple):
 
 
 def quantize_matrix(matrix: Any, inputs: Iterable[int]) -> Quantized:
-    """Quantise a matrix whose axes `inputs` are summed over in products; outputs that are all 0 stay 0."""
+    """Quantize a matrix whose axes `inputs` are summed over in products; outputs that are all 0 stay 0."""
     matrix = np.asarray(matrix, np.float32)
     axes = tuple(inputs)
     scale = np.abs(matrix).max(axes, keepdims=True) / np.float32(_LARGEST)
@@ -50,7 +50,7 @@ def quantize_matrix(matrix: Any, inputs: Iterable[int]) -> Quantized:
 
 
 def multiply_quantized(multiply: IntegerProduct, spec: str, x: Array, matrix: Quantized) -> Array:
-    """Multiply x [..., D] with a quantised matrix, "...D,DF->...F" or "...D,FD->...F", to float32 [..., F].
+    """Multiply x [..., D] with a quantized matrix, "...D,DF->...F" or "...D,FD->...F", to float32 [..., F].
 
     Each row of x is rounded to multiples of 1/127 of its largest magnitude.
     """
@@ -60,7 +60,7 @@ def multiply_quantized(multiply: IntegerProduct, spec: str, x: Array, matrix: Qu
 
 
 def quantize_rows(x: Array) -> Quantized:
-    """Quantise each row of x [..., D]: int8 [..., D] and factors [..., 1]."""
+    """Quantize each row of x [..., D]: int8 [..., D] and factors [..., 1]."""
     scale = _largest_magnitude(x).astype(jnp.float32) * (1 / _LARGEST)
     # A row of zeros has no factor; NaN and infinity stay in the factor, so no score hides them.
     inverse = jnp.where(scale == 0, 0.0, 1 / scale)

@@ -3,7 +3,7 @@
 Keys are [B, H, K, M] and values [B, H, M, E], the order in which they are multiplied; any other would be
 copied in each step. M are the tokens of a memory, or the slots of earlier tokens: slot t * W + w holds token
 t of beam w, so that a step writes one contiguous slice of each array. bfloat16 numbers are stored as their
-bits (`as_bits`), so that it does so in place. Where the layer's matrices are quantised, keys and values are
+bits (`as_bits`), so that it does so in place. Where the layer's matrices are quantized, keys and values are
 8-bit integers as well, and the factors of each token are [B, H, 1, M] `key_scale` and `value_scale`.
 """
 

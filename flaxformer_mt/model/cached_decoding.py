@@ -59,7 +59,7 @@ def make_listed_logits(
 
 
 def find_output(params: dict[str, Any]) -> Quantized | None:
-    """Return the quantised table [V, D] of the output layer, or None if parameters are not quantised."""
+    """Return the quantized table [V, D] of the output layer, or None if parameters are not quantized."""
     return Quantized(params["output_int8"], params["output_scale"]) if "output_int8" in params else None
 
 

@@ -1,4 +1,4 @@
-"""Parameter initialisation: one scheme for a whole model, by the role of each array.
+"""Parameter initialization: one scheme for a whole model, by the role of each array.
 
 Contains the choice by name (`model.initializer`) and the fans of arrays with more than two axes.
 """
@@ -40,7 +40,7 @@ class Initializers(NamedTuple):
     torch_biases: bool
 
     def bias(self, fan_in: int) -> Initializer:
-        """Initialise the bias of a linear map with `fan_in` inputs: zeros, or PyTorch's uniform."""
+        """Initialize the bias of a linear map with `fan_in` inputs: zeros, or PyTorch's uniform."""
         return uniform(fan_in**-0.5) if self.torch_biases else nn.initializers.zeros
 
 
@@ -76,7 +76,7 @@ def declare(module: nn.Module, name: str, init: Initializer, shape: tuple[int, .
 
 @dataclasses.dataclass(frozen=True)
 class Reshaped:
-    """Initialises an array of any shape as one of `shape`, such as the matrix that a kernel is."""
+    """Initializes an array of any shape as one of `shape`, such as the matrix that a kernel is."""
 
     init: Initializer
     shape: tuple[int, ...]
@@ -137,7 +137,7 @@ def make_initializers(config: ModelConfig) -> Initializers:
 
 
 def _linear(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-    """Initialise a kernel [input, output] as PyTorch's nn.Linear does: uniform within 1 / sqrt(input)."""
+    """Initialize a kernel [input, output] as PyTorch's nn.Linear does: uniform within 1 / sqrt(input)."""
     return uniform(math.prod(shape[:-1]) ** -0.5)(key, shape, dtype)
 
 

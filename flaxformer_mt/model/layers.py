@@ -1,4 +1,4 @@
-"""Leaf layers: normalisation, dropout, and the residual connection around a sublayer.
+"""Leaf layers: normalization, dropout, and the residual connection around a sublayer.
 
 Leaf layers take sizes; only those that select a variant by name take the model config.
 """
@@ -22,7 +22,7 @@ _REFERENCES = Kernels()
 
 
 def make_norm(config: ModelConfig, kernels: Kernels = _REFERENCES, *, name: str | None = None) -> nn.Module:
-    """Make layer normalisation (Ba et al. 2016) or RMS normalisation (Zhang and Sennrich 2019).
+    """Make layer normalization (Ba et al. 2016) or RMS normalization (Zhang and Sennrich 2019).
 
     Statistics and parameters are float32; the result has dtype `model.dtype`.
     """
@@ -48,56 +48,56 @@ class LayerNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """Normalise x [..., D] over its last axis."""
+        """Normalize x [..., D] over its last axis."""
         scale = bias = None
         if self.affine:
             scale = declare(self, "scale", nn.initializers.ones, (x.shape[-1],))
             bias = declare(self, "bias", nn.initializers.zeros, (x.shape[-1],))
-        return _normalise(x, scale, bias, self.epsilon, self.kernels).astype(self.dtype)
+        return _normalize(x, scale, bias, self.epsilon, self.kernels).astype(self.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _normalise(x: Array, scale: Array | None, bias: Array | None, epsilon: float, kernels: Kernels) -> Array:
-    """Normalise rows [..., D] of any dtype in float32, times a scale [D] plus a bias [D].
+def _normalize(x: Array, scale: Array | None, bias: Array | None, epsilon: float, kernels: Kernels) -> Array:
+    """Normalize rows [..., D] of any dtype in float32, times a scale [D] plus a bias [D].
 
     The gradient is written by hand: it saves x in its own dtype and two numbers per row, and takes one pass.
     """
-    return _normalise_forward(x, scale, bias, epsilon, kernels)[0]
+    return _normalize_forward(x, scale, bias, epsilon, kernels)[0]
 
 
-def _normalise_forward(
+def _normalize_forward(
     x: Array, scale: Array | None, bias: Array | None, epsilon: float, kernels: Kernels
 ) -> tuple[Array, tuple[Array, Array, Array, Array | None]]:
     wide = x.astype(jnp.float32)
     mean = wide.mean(axis=-1, keepdims=True)
-    centred = wide - mean
+    centered = wide - mean
     if kernels.one_pass and x.dtype == jnp.bfloat16:
         variance = jnp.maximum(jnp.square(wide).mean(axis=-1, keepdims=True) - mean * mean, 0)
     else:
-        variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
+        variance = jnp.mean(centered * centered, axis=-1, keepdims=True)
     inverse = jax.lax.rsqrt(variance + epsilon)
-    normalised = centred * inverse
-    result = normalised if scale is None or bias is None else normalised * scale + bias
+    normalized = centered * inverse
+    result = normalized if scale is None or bias is None else normalized * scale + bias
     return result, (x, mean, inverse, scale)
 
 
-def _normalise_backward(
+def _normalize_backward(
     epsilon: float, kernels: Kernels, saved: tuple[Array, Array, Array, Array | None], gradient: Array
 ) -> tuple[Array, Array | None, Array | None]:
     x, mean, inverse, scale = saved
     mean, inverse = kernels.materialize((mean, inverse))
-    normalised = (x.astype(jnp.float32) - mean) * inverse
+    normalized = (x.astype(jnp.float32) - mean) * inverse
     d_scale = d_bias = None
     if scale is not None:
         rows = tuple(range(x.ndim - 1))
-        d_scale, d_bias = (gradient * normalised).sum(rows), gradient.sum(rows)
+        d_scale, d_bias = (gradient * normalized).sum(rows), gradient.sum(rows)
         gradient = gradient * scale
-    projection = (gradient * normalised).mean(axis=-1, keepdims=True)
-    x_gradient = (gradient - gradient.mean(axis=-1, keepdims=True) - normalised * projection) * inverse
+    projection = (gradient * normalized).mean(axis=-1, keepdims=True)
+    x_gradient = (gradient - gradient.mean(axis=-1, keepdims=True) - normalized * projection) * inverse
     return kernels.materialize(x_gradient.astype(x.dtype)), d_scale, d_bias
 
 
-_normalise.defvjp(_normalise_forward, _normalise_backward)
+_normalize.defvjp(_normalize_forward, _normalize_backward)
 
 
 class Dropout(nn.Module):
@@ -115,7 +115,7 @@ class Dropout(nn.Module):
 
 
 class Residual(nn.Module):
-    """Residual x + sublayer(x), normalised before the sublayer (pre) or after the sum (post, the paper)."""
+    """Residual x + sublayer(x), normalized before the sublayer (pre) or after the sum (post, the paper)."""
 
     config: ModelConfig
     kernels: Kernels = _REFERENCES

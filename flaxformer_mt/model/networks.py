@@ -48,7 +48,7 @@ def make_model(
 def init_params(
     model: Model, key: Array, *, sharding_of: Callable[[str, tuple[int, ...]], Any] = lambda path, shape: None
 ) -> dict:
-    """Initialise random float32 parameters.
+    """Initialize random float32 parameters.
 
     One key gives the same values, up to rounding, on all devices, with and without `model.scan_layers`: the
     key of an array is that of the model and the array's path without it. Arrays of one shape share a small

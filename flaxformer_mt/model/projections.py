@@ -28,7 +28,7 @@ class Projection(nn.Module):
     axes: str
     use_bias: bool
     dtype: DTypeLike
-    # Initialises the kernel as a matrix [product of inputs, product of features].
+    # Initializes the kernel as a matrix [product of inputs, product of features].
     kernel_init: Initializer
     bias_init: Initializer
     kernels: Kernels
@@ -39,7 +39,7 @@ class Projection(nn.Module):
         matrix = math.prod(self.inputs), math.prod(self.features)
         kernel_init = Reshaped(self.kernel_init, matrix)
         self.kernel = declare(self, "kernel", kernel_init, (*self.inputs, *self.features))
-        # [*features] of a quantised kernel, or None.
+        # [*features] of a quantized kernel, or None.
         self.kernel_scale = self.get_variable("params", "kernel_scale")
         if self.use_bias:
             self.bias = declare(self, "bias", self.bias_init, self.features)

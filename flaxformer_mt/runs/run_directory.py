@@ -87,17 +87,17 @@ def _give_reason(line: str, old: Config, new: Config) -> str:
     if not line.startswith("train.steps:"):
         return line
     if new.train.steps < old.train.steps:
-        return f"{line} (updates cannot be undone; a run may only become longer)"
+        return f"{line} (steps cannot be undone; a run may only become longer)"
     schedule = new.optim.schedule
     return (
         f"{line} (the learning rates of optim.schedule={schedule} depend on train.steps, so those of the "
-        f"updates so far would have been others; only {', '.join(_EXTENDABLE_SCHEDULES)} can be extended)"
+        f"steps so far would have been others; only {', '.join(_EXTENDABLE_SCHEDULES)} can be extended)"
     )
 
 
 def _describe_remedies(run_dir: Path, differences: list[str], new: Config) -> str:
     remedies = (
-        "The updates so far were made with the old values. To resume, restore the old values, or leave out "
+        "The steps so far were made with the old values. To resume, restore the old values, or leave out "
         "--config, because the run has its own; to train anew, give another --run=DIR or delete the directory"
     )
     other_network = any(line.startswith(_FIXED_BY_IMPORT) for line in differences)

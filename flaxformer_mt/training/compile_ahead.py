@@ -180,7 +180,7 @@ def compile_ahead(
 def _describe_excess(shape: Shape, config: Config, parallel: Parallel, reason: str) -> str:
     lengths = f"{shape.source} source and {shape.target}" if shape.source else f"{shape.target}"
     return (
-        f"the update for batches of {shape.rows} rows of {lengths} target tokens does not fit into the "
+        f"the step for batches of {shape.rows} rows of {lengths} target tokens does not fit into the "
         f"memory of {parallel.device_kind} ({reason}); lower data.batch_tokens "
         f"({config.data.batch_tokens}), or set model.remat=dots or full, or train.loss_chunk_tokens=6144"
     )

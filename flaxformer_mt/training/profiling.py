@@ -46,7 +46,7 @@ class Profile:
         if self._recording:
             self._stop()
         if self._updates:
-            self._say(f"no profile: training ended before the first of the {self._updates} updates to record")
+            self._say(f"no profile: training ended before the first of the {self._updates} steps to record")
 
     def _start(self) -> None:
         jax.block_until_ready(self._newest)  # keeps earlier updates out of the trace
@@ -66,6 +66,6 @@ class Profile:
         self._updates = 0
         traces = sorted((self._directory / "plugins" / "profile").iterdir(), key=lambda p: p.stat().st_mtime)
         self._say(
-            f"profile of updates {self._before + 1} to {self._step}: {traces[-1]}; TensorBoard with the "
+            f"profile of steps {self._before + 1} to {self._step}: {traces[-1]}; TensorBoard with the "
             f"profile plugin opens {self._directory}, and ui.perfetto.dev opens perfetto_trace.json.gz"
         )

@@ -16,7 +16,7 @@ from flaxformer_mt.training.optimizers import warmup_updates
 from flaxformer_mt.training.setup import TrainingSetup
 from flaxformer_mt.training.trained_parameters import describe_frozen
 
-COMPILING_AHEAD = "compiling the update for all batch shapes"
+COMPILING_AHEAD = "compiling the training step for all batch shapes"
 
 
 def describe_training(setup: TrainingSetup) -> Iterator[str]:
@@ -97,7 +97,7 @@ def describe_doubts(config: Config, platform: str) -> Iterator[str]:
     if (updates := warmup_updates(config.optim, total_steps=steps)) != warmup:
         yield (
             f"optim.warmup_steps {warmup} is not below train.steps {steps}, at which schedule "
-            f"{config.optim.schedule} ends; the warm-up is shortened to {updates} updates"
+            f"{config.optim.schedule} ends; the warm-up is shortened to {updates} steps"
         )
     reason = slow_bfloat16_reason() if config.model.dtype == "bfloat16" and platform == "cpu" else None
     if reason:
@@ -120,4 +120,4 @@ def describe_long_warmup(config: Config) -> Iterator[str]:
 def describe_stage_end(config: Config, step: int, ended: int, stage: int) -> str:
     stages = config.data.stages
     following = "the last one" if stage == len(stages) else f"then stage {stages[stage].name}"
-    return f"update {step} ends stage {stages[ended].name}, {following}"
+    return f"step {step} ends stage {stages[ended].name}, {following}"

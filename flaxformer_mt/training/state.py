@@ -62,7 +62,7 @@ def choose_scan(
     saved = _SCAN_SAVES * sum(depths) * shapes / (cores or core_count())
     scanned = saved > cost
     return dataclasses.replace(model, scan_layers=scanned), (
-        f"model.scan_layers=auto: {'' if scanned else 'not '}scanned, since {config.train.steps:,} updates "
+        f"model.scan_layers=auto: {'' if scanned else 'not '}scanned, since {config.train.steps:,} steps "
         f"would take about {cost:,.0f} s longer, and compiling {saved:,.0f} s less"
     )
 

@@ -182,7 +182,7 @@ class TrainingLog:
         self._tracker.log(step, "train", values)
         if (in_a_row := int(metrics.skipped_in_a_row)) >= _MOST_SKIPPED:
             raise UserError(
-                f"the last {in_a_row} updates up to step {step} had non-finite gradients at learning rate "
+                f"the last {in_a_row} steps up to step {step} had non-finite gradients at learning rate "
                 f"{rate:.3g}; lower optim.learning_rate or raise optim.warmup_steps. The saved checkpoints "
                 "are not affected"
             )

@@ -34,7 +34,7 @@ class Validation:
     """Loss, perplexity and accuracy on the validation set, with BLEU, chrF and other scores of greedy search.
 
     Of several directions, BLEU and chrF are the means over directions, followed by those of each.
-    For a language model, which does not translate: the first three.
+    A language model does not translate, and has no scores.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ _TABLES = (
 
 
 def quantize_params(params: Any) -> Any:
-    """Quantise all projections and the output layer of parameters, which have one subtree per layer."""
+    """Quantize all projections and the output layer of parameters, which have one subtree per layer."""
     leaves = flatten_tree(params)
     quantized = dict(leaves)
     for path, leaf in leaves.items():

@@ -149,7 +149,7 @@ def fail(capfd, *arguments) -> str:
         ("translate --run=gone --remove-bpe", "unknown flag --remove-bpe; pieces are joined by themselves"),
         (
             "train --epochs=1",
-            "unknown flag --epochs; here it is --config.train.steps, which counts updates; `show` says how "
+            "unknown flag --epochs; here it is --config.train.steps, which counts steps; `show` says how "
             "many an epoch has",
         ),
         ("train --resume", "unknown flag --resume; train goes on with a run by itself: give its --run again"),

@@ -195,7 +195,7 @@ def test_directions_are_joined_by_grow_diag_final_and():
         return symmetrize(np.array(forward), np.array(backward), (len(backward), len(forward))).tolist()
 
     assert join([0, 1], [0, 1]) == [[0, 0], [1, 1]]
-    # (1, 1) is a neighbour of (0, 0) with a free word; (3, 0) is none, and word 0 of the target is taken.
+    # (1, 1) is a neighbor of (0, 0) with a free word; (3, 0) is none, and word 0 of the target is taken.
     assert join([0, 1], [0, -1, -1, 0]) == [[0, 0], [1, 1]]
     # Far from all others, and both words are free: the last step takes it.
     assert join([0, -1, 3], [0, -1, -1, -1]) == [[0, 0], [3, 2]]

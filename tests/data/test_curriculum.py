@@ -153,8 +153,8 @@ def test_the_report_says_what_each_stage_has(stores, config):
     assert [one["share"] for one in middle["mix"]] == [0.25, 0.75]
     lines = format_stages(report)
     assert lines[0].startswith("stage 1 of 3, start: 80.0% parallel_text@")
-    assert lines[0].endswith(f", from about update 1 for {start['updates']} updates")
-    assert lines[1].endswith(" for 3 updates; noise: upper_case 0.5")
+    assert lines[0].endswith(f", from about step 1 for {start['updates']} steps")
+    assert lines[1].endswith(" for 3 steps; noise: upper_case 0.5")
     short = dataclasses.replace(config, train=TrainConfig(steps=1))
     assert "not reached within train.steps" in format_stages(plan_stages(short, stores))[2]
 

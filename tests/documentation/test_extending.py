@@ -4,13 +4,11 @@ import re
 from types import SimpleNamespace
 
 import numpy as np
-from tiny_experiment import text_data
 from tools.pages import ROOT
 
 from flaxformer_mt.config import CleanConfig, Config
 from flaxformer_mt.convert.formats import ImportOverrides, Weights
-from flaxformer_mt.corpus import columns, pair_checks, read_pairs
-from flaxformer_mt.model import feedforward
+from flaxformer_mt.corpus import pair_checks
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
@@ -23,29 +21,11 @@ def run_part(begin: str, end: str, module: object = None) -> dict:
     return names
 
 
-def test_the_activation_is_one_of_jax():
-    (line,) = re.findall(r'^    "mish": (.*),', PAGE, re.M)
-    x = np.linspace(-3, 3, 7)
-    mish = eval(line, dict(vars(feedforward)))
-    np.testing.assert_allclose(mish(x), x * np.tanh(np.log1p(np.exp(x))), rtol=1e-5)
-
-
 def test_the_cleaning_rule_finds_questions_on_one_side():
     find = run_part("def find_questions", "RULES", pair_checks)["find_questions_on_one_side"]
     texts = (["Wer? ", "Gut.", "Wo?"], ["Who?", "Good?", "Here."])
     block = SimpleNamespace(texts=texts, first_side=0, lengths=np.ones((3, 2)))
     assert find(block, CleanConfig()).tolist() == [-1, 0, 0]
-
-
-def test_the_property_follows_its_pair(tmp_path, monkeypatch):
-    for name, lines in {"de": "a b\n\nc\n", "en": "a\nb\nc\n", "quality": "0.5\n0.25\n1\n"}.items():
-        (tmp_path / f"train.{name}").write_text(lines)
-    config = text_data(tmp_path, clean=CleanConfig(empty="drop"))
-    object.__setattr__(config, "quality_files", ("train.quality",))
-    quality = run_part("class Quality(Weights)", "COLUMNS", columns)["Quality"]
-    monkeypatch.setattr(columns, "COLUMNS", (quality,))
-    pairs = read_pairs(config, "train")
-    assert pairs.columns["quality"].open(pairs, {}).values.tolist() == [0.5, 1]
 
 
 def test_the_format_reads_what_it_writes(tmp_path):

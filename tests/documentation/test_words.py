@@ -5,6 +5,11 @@ import re
 import pytest
 from tools.pages import ROOT, find_pages
 
+SPELLING = {
+    r"(?:token|optim|initial|normal|quant|serial|synchron)is(?:e|ed|es|ing|ation|ers?)\b": "American: -ize",
+    r"behaviour|\blicences?\b|neighbour|favour|\bmodelled\b|\bcentred\b|\bspelt\b|learnt\b": "American",
+}
+
 # Patterns -> what to write instead. Readers have stumbled over each of them.
 PATTERNS = {
     r"\bthat of\b|\bthose of\b": "repeat the noun: the score equals the search score",
@@ -18,8 +23,7 @@ PATTERNS = {
     r"\bgoes on\b|\bgo on\b": "continue",
     r"\bso many\b": "say how many",
     r"\bsurest\b|\bmends?\b|\bspelt\b|\bsearch width\b|\bmade pairs\b": "the usual word",
-    r"\b(?:token|optim|initial|normal|quant)is(?:e|ed|ing|ation)s?\b": "American spelling: -ize",
-    r"\bbehaviour|\blicences?\b|\bneighbour|\bfavour|\bmodelled\b": "American spelling",
+    **SPELLING,
     r"\bnot so\b": "say what: no quantization",
 }
 
@@ -44,6 +48,16 @@ REFERENCE = [f"docs/reference/{path.name}" for path in (ROOT / "docs" / "referen
 def test_a_page_has_no_phrase_that_is_read_twice(page):
     found = find_phrases((ROOT / page).read_text(encoding="utf-8"))
     assert not found, "\n".join([page, *found])
+
+
+def test_the_code_has_american_spelling():
+    files = [*ROOT.glob("flaxformer_mt/**/*.py"), *ROOT.glob("configs/*.py")]
+    texts = {file.relative_to(ROOT): file.read_text(encoding="utf-8") for file in files}
+    assert not [
+        (str(file), match[0])
+        for file, text in texts.items()
+        for match in re.finditer("|".join(SPELLING), text, re.I)
+    ]
 
 
 def test_phrases_are_found_in_text_and_not_in_code():

@@ -274,7 +274,7 @@ def test_the_page_says_of_which_checkpoint_its_scores_are_and_whether_training_w
     run = ReportedRun(0, "x", tmp_path, Config(), report, metrics[:2], Translations((), (), ()), "de")
     assert tell(run, []) == ["x: the best checkpoint is step 250."]
     assert tell(dataclasses.replace(run, metrics=metrics), []) == [
-        "x: the best checkpoint is step 250. training went on to step 699; updates, time and best checkpoint "
+        "x: the best checkpoint is step 250. training went on to step 699; steps, time and best checkpoint "
         "are of step 300."
     ]
     other, text = two_runs[1], ("a b c d e",)

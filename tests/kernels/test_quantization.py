@@ -1,4 +1,4 @@
-"""Matrices of 8-bit integers: exact products, which are quantised, and what a program makes of them."""
+"""Matrices of 8-bit integers: exact products, which are quantized, and what a program makes of them."""
 
 from typing import Any
 

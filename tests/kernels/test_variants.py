@@ -123,8 +123,8 @@ def loss(
     return total
 
 
-def normalised(kernels: Any) -> Callable[..., Any]:
-    """Layer normalisation of numbers whose mean is four times their deviation."""
+def normalized(kernels: Any) -> Callable[..., Any]:
+    """Layer normalization of numbers whose mean is four times their deviation."""
 
     def apply(x: Any, scale: Any, bias: Any) -> Any:
         params = {"scale": scale.astype(jnp.float32), "bias": bias.astype(jnp.float32)}
@@ -239,8 +239,8 @@ for dropped in (True, False):
         pair = rectified(rectify, dropped, dtype), rectified(rectify_and_drop, dropped, dtype)
         name = f"rectifier, {'dropped' if dropped else 'whole'}, {dtype}"
         CASES[name] = (*pair, [(B, T, F), (F,)], "float32", tolerance)
-pair = (normalised(choose_kernels(ModelConfig(attention="plain"), name)) for name in ("tpu", "cpu"))
-CASES["layer normalisation, tpu"] = (*pair, [(B, T, D), (D,), (D,)], "bfloat16", 0.02)
+pair = (normalized(choose_kernels(ModelConfig(attention="plain"), name)) for name in ("tpu", "cpu"))
+CASES["layer normalization, tpu"] = (*pair, [(B, T, D), (D,), (D,)], "bfloat16", 0.02)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Dropout, norms, initialisers, residuals and the feed-forward network, against their definitions."""
+"""Dropout, norms, initializers, residuals and the feed-forward network, against their definitions."""
 
 import dataclasses
 import functools
@@ -41,7 +41,7 @@ def drop(rate: float, x: np.ndarray, seed: int = 0) -> np.ndarray:
 
 
 def test_dropout_draws_each_entry_for_itself():
-    """Neighbours, rows, and entries at distances that are powers of two are not dropped together."""
+    """Neighbors, rows, and entries at distances that are powers of two are not dropped together."""
     kept = drop(0.5, np.ones((512, 256), np.float32)).reshape(-1) > 0
     for distance in (1, 2, 3, 4, 16, 255, 256, 257, 1024, 65536):
         agreement = (kept[:-distance] == kept[distance:]).mean()
@@ -92,8 +92,8 @@ def test_a_layer_norm_and_its_gradient_are_those_of_the_formula(affine):
     params = params if affine else {}
 
     def by_formula(params: dict, x: jax.Array) -> jax.Array:
-        centred = x - x.mean(-1, keepdims=True)
-        normal = centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + 0.1)
+        centered = x - x.mean(-1, keepdims=True)
+        normal = centered / jnp.sqrt((centered**2).mean(-1, keepdims=True) + 0.1)
         return jnp.sin(normal * params.get("scale", 1) + params.get("bias", 0)).sum()
 
     def by_layer(params: dict, x: jax.Array) -> jax.Array:
@@ -127,7 +127,7 @@ def test_norms_keep_float32_parameters_and_statistics_in_bfloat16_runs(kind):
 
 
 def draw(**cases: tuple[Any, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """The arrays that initialisers give for shapes, each from a key of its own, by one program."""
+    """The arrays that initializers give for shapes, each from a key of its own, by one program."""
 
     @jax.jit
     def run(key: jax.Array) -> dict[str, jax.Array]:

@@ -371,7 +371,7 @@ def test_the_example_of_a_model_of_your_own_runs():
 
 
 def test_the_document_names_every_option():
-    text = (Path(__file__).resolve().parents[2] / "docs" / "search.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[2] / "docs" / "decoding.md").read_text(encoding="utf-8")
     names = [field.name for field in dataclasses.fields(SearchConfig)]
     missing = [name for name in names if not re.search(f"`(--)?{name}", text)]
     assert not missing

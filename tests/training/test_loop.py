@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import re
 import shutil
 import signal
@@ -140,7 +141,8 @@ def test_training_learns_and_writes_its_directory(base, reference):
     assert valid[-1]["loss"] < valid[0]["loss"]
     assert all(0 <= record["padding"] < 1 and record["skipped"] == 0 for record in train)
     assert train[0]["learning_rate"] == pytest.approx(0.02 * (4 / 20) ** 0.5)
-    assert {"loss", "accuracy", "bleu", "chrf"} <= set(valid[0])
+    assert {"loss", "perplexity", "accuracy", "bleu", "chrf"} <= set(valid[0])
+    assert valid[0]["perplexity"] == pytest.approx(math.exp(valid[0]["loss"]))
     assert sum(record["target_tokens"] for record in train) == report["target_tokens"]
     assert all(0 <= record["data_wait"] <= 1 and record["model_flops_per_second"] > 0 for record in train)
     assert not any({"utilization", "device_memory_gib"} & set(record) for record in train)  # on a CPU
@@ -271,7 +273,7 @@ def test_killed_and_resumed_equals_undisturbed(base, reference, tmp_path, capfd)
     assert json.loads((run_dir / "report.json").read_text(encoding="utf-8")) == report
     for name in ("step", "target_tokens", "best", "parameters"):
         assert report[name] == reference[1][name]
-    said = re.search(r"profile of updates 27 to 29: (\S+);", stderr)
+    said = re.search(r"profile of steps 27 to 29: (\S+);", stderr)
     assert said and said[1].startswith(str(run_dir / "profile"))
     names = {path.suffixes[-1] for path in Path(said[1]).iterdir()}
     assert names == {".gz", ".pb"} and (Path(said[1]) / "perfetto_trace.json.gz").is_file()
@@ -366,8 +368,8 @@ def test_asked_to_stop_it_saves_and_resumes(base, tmp_path, at_step, capfd, sect
     assert not (run_dir / "report.json").exists()
     told = capfd.readouterr().err
     if config.data.stages:
-        assert "stage 1 of 2, first: 100.0% parallel_text, from about update 1 for 3 updates; noise: " in told
-        assert "update 3 ends stage first, then stage second" in told
+        assert "stage 1 of 2, first: 100.0% parallel_text, from about step 1 for 3 steps; noise: " in told
+        assert "step 3 ends stage first, then stage second" in told
     assert f"{number.name}: saving after this step" in told
     assert "stopped at step 3 and saved" in told
     at_step({})
@@ -497,7 +499,7 @@ def test_training_that_produces_no_numbers_ends_with_the_remedy(base, tmp_path, 
         optim={"learning_rate": 1e38, "schedule": "constant", "warmup_steps": 0},
         train={"log_every": 1, "final_checkpoint": "last", "checkpoint_every": 2},
     )
-    with raises(UserError, match=r"the last 3 updates up to step 4 .*lower optim\.learning_rate"):
+    with raises(UserError, match=r"the last 3 steps up to step 4 .*lower optim\.learning_rate"):
         fit(config, tmp_path / "run")
     lines = [record for record in read_metrics(tmp_path / "run") if record["split"] == "train"]
     assert [record["skipped"] for record in lines] == [0, 1, 2, 3]

@@ -74,7 +74,7 @@ def test_a_warmup_that_is_shortened_or_beyond_the_end_is_said():
     assert warning.startswith(
         "optim.warmup_steps 4 is not below train.steps 4, at which schedule linear ends"
     )
-    assert warning.endswith("shortened to 2 updates")
+    assert warning.endswith("shortened to 2 steps")
     assert not list(describe_doubts(replace(config, train=TrainConfig(steps=5)), "cpu"))
     for schedule in ("noam", "inverse_sqrt", "constant"):
         # The rate at the end is the one that the schedule computes there, as a share of its peak.

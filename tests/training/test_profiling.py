@@ -38,7 +38,7 @@ def read_updates(trace: Path) -> list[int]:
 
 def told_trace(said: list[str], first: int, last: int) -> Path:
     (line,) = said
-    match = re.match(rf"profile of updates {first} to {last}: (\S+); TensorBoard ", line)
+    match = re.match(rf"profile of steps {first} to {last}: (\S+); TensorBoard ", line)
     assert match, line
     return Path(match[1])
 
@@ -80,8 +80,8 @@ def test_without_a_trace_it_says_so_only_if_one_was_wanted(tmp_path):
     assert said == []
     with Profile(tmp_path, 2, (0, 100), say=said.append) as profile:
         train(profile, 1, 3)
-    assert said == ["no profile: training ended before the first of the 2 updates to record"]
+    assert said == ["no profile: training ended before the first of the 2 steps to record"]
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ZeroDivisionError), Profile(tmp_path, 3, (0, 3), say=said.append):
         _ = 1 / 0  # in the first update that is recorded
-    assert said[1:] == ["no profile: training ended before the first of the 3 updates to record"]
+    assert said[1:] == ["no profile: training ended before the first of the 3 steps to record"]

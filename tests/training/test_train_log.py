@@ -236,7 +236,7 @@ def test_skipped_updates_end_all_processes_at_one_update(monkeypatch):
     log._parallel.counts_rows = True
     for step in (1, 2):
         dispatch(log, step, skipped=step).done.set()
-    with pytest.raises(UserError, match="the last 2 updates up to step 2"):
+    with pytest.raises(UserError, match="the last 2 steps up to step 2"):
         dispatch(log, 3, skipped=3)
     assert [(step, values["target_tokens"]) for step, _, values in lines] == [(2, 2 * 2 * TOKENS.size)]
 

@@ -83,7 +83,7 @@ def test_any_text_becomes_ids_and_one_line_again(vocabs, kind, name):
     assert all(type(token) is int and 0 <= token < vocab.size for token in ids)
     text = vocab.detokenize(ids)
     assert "\n" not in text and "\r" not in text
-    # With byte fallback nothing is lost but what normalisation does to white space.
+    # With byte fallback nothing is lost but what normalization does to white space.
     expected = " ".join(re.split(r"[ \t\u2581]+", ODD_TEXTS[name])).strip(" ")
     assert text == expected
 

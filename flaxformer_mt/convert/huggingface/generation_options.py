@@ -6,7 +6,7 @@ renormalizes the other probabilities), no forced symbol at the length limit. Opt
 lacks are reported. Differences that are not:
  * Length penalty. This package divides a log-probability by ((5 + n) / 6) ** alpha, transformers by
    n ** length_penalty; n includes the end symbol in both. An exported length_penalty is alpha * 25 / 30: at
-   25 tokens both favour longer translations equally. With search.length_penalty_kind=length, as imported
+   25 tokens both favor longer translations equally. With search.length_penalty_kind=length, as imported
    models have it, both formulas are the same.
  * Length limit. The exported max_length is the limit for a source of data.max_source_length tokens.
  * Stopping. With early_stopping=false, transformers takes the penalty of the best unfinished hypothesis at
@@ -25,7 +25,7 @@ from flaxformer_mt.translation.constraints import make_symbols
 from flaxformer_mt.vocab import Vocab
 
 _FILE = "generation_config.json"
-# Length in tokens at which both length penalties favour longer translations equally.
+# Length in tokens at which both length penalties favor longer translations equally.
 _TYPICAL_LENGTH = 25
 # Value of top_k in `generate` if no file sets it.
 _DEFAULT_TOP_K = 50

@@ -353,7 +353,7 @@ def _read_arrays(file: Path) -> dict[str, np.ndarray]:
     for name, array in arrays.items():
         if array.dtype.kind != "f" and name != OPTIONS:
             raise UserError(
-                f"{file}: {name} has the type {array.dtype}; quantised models are not read: give the model "
+                f"{file}: {name} has the type {array.dtype}; quantized models are not read: give the model "
                 "that Marian has trained, in float32"
             )
     return arrays

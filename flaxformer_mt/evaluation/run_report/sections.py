@@ -192,7 +192,7 @@ def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], s
                 str(report.get("version", "–")),
             ]
         )
-    heading = ["run", *_TITLES, "parameters", "updates", "target tokens", "time", "hardware"]
+    heading = ["run", *_TITLES, "parameters", "steps", "target tokens", "time", "hardware"]
     heading += ["finished", "version"]
     caption = "Scores with 95% intervals (bootstrap), and what training took; – stands for unknown"
     blocks: Blocks = [Table(heading, rows, caption, range(1, 8))]
@@ -213,7 +213,7 @@ def _describe_state(run: ReportedRun) -> str:
     texts += [f"The scores are of {' and '.join(run.systems)}."] if run.systems else []
     if step is not None and newest > step:
         texts.append(
-            f"training went on to step {newest:,}; updates, time and best checkpoint are of step {step:,}."
+            f"training went on to step {newest:,}; steps, time and best checkpoint are of step {step:,}."
         )
     return " ".join(texts)
 
@@ -267,7 +267,7 @@ def make_curves(runs: Sequence[ReportedRun]) -> Blocks:
                 name = run.name if panel != "loss" else f"{run.name}, {'valid' if dashed else 'training'}"
                 points = list(zip(*read_curve(run.metrics, split, panel), strict=True))
                 lines.append(Line(run.number, name, points, dashed))
-        charts += chart_lines(lines, title=title, x_name="updates")
+        charts += chart_lines(lines, title=title, x_name="steps")
     return [charts] if charts else []
 
 

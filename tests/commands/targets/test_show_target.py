@@ -53,7 +53,7 @@ def test_a_config_is_compiled_and_described(two_cpus):
     assert "fits into the 0.5 GiB" in text and "all-reduce" in text
     refused = result | {"fits": False, "collectives": {}, "estimate": None}
     assert "does NOT fit into the 0.5 GiB" in summarize_target(refused)
-    assert "the compiler has refused the update" in summarize_target(refused)
+    assert "the compiler has refused the step" in summarize_target(refused)
 
 
 def test_accumulation_is_three_programs_and_what_the_update_keeps_meanwhile(two_cpus):
