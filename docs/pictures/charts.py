@@ -73,7 +73,7 @@ def draw_gains() -> str:
         verdict = f"{outside} of {len(gains)} outside the band" if outside else "within the band"
         picture.text(MARGIN, y, technique)
         picture.text(MARGIN, y + 16, verdict, "soft")
-        for gain in gains:
+        for gain in sorted(gains, key=abs):
             kind = "hollow" if abs(gain) <= band else "ours" if gain > 0 else "other"
             picture.dot(zero + gain * unit, y, kind)
     return picture.finish(picture.paragraph(bottom + 14, says["words"].format(band=band)))

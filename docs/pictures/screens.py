@@ -32,7 +32,7 @@ def save_report(runs: list[str], output: Path) -> None:
         page = Path(folder, "report.html")
         report = ["-m", "flaxformer_mt", "report", *runs, f"--output={page}"]
         subprocess.run([sys.executable, *report], check=True, stdout=subprocess.DEVNULL)
-        flags = ["--headless=new", "--no-sandbox", "--hide-scrollbars", "--window-size=1000,1010"]
+        flags = ["--headless=new", "--no-sandbox", "--hide-scrollbars", "--window-size=840,1060"]
         subprocess.run(["chromium", *flags, f"--screenshot={output}", page.as_uri()], check=True)
 
 

@@ -27,7 +27,7 @@ class Picture:
 
     def paragraph(self, y: float, words: str) -> float:
         """Write small lines over the whole width; return where the next line would stand."""
-        for line in textwrap.wrap(words, 62):
+        for line in textwrap.wrap(words, 63):
             self.text(MARGIN, y, line, "soft")
             y += 16
         return y
@@ -45,7 +45,7 @@ class Picture:
     def finish(self, height: float) -> str:
         """Return the text of the file."""
         view = f'viewBox="0 0 {self.width} {height:g}"'
-        size = f'width="{self.width * 1.3:g}" height="{height * 1.3:g}"'
+        size = f'width="{self.width * 1.15:g}" height="{height * 1.15:g}"'
         frame = f'<rect x=".5" y=".5" width="{self.width - 1}" height="{height - 1:g}" rx="10" class="page"/>'
         title = html.escape(self.title)
         parts = [
