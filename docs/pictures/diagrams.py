@@ -27,7 +27,7 @@ def draw_pipeline() -> str:
     picture = Picture(says["title"])
     picture.text(MARGIN, 30, "From two text files to a model in a browser", "bold")
     width, height, across, down, top = 126, 52, 154, 104, 66
-    for index, (name, kind, command) in enumerate(says["stages"]):
+    for index, (name, command, kind) in enumerate(says["stages"]):
         row, place = divmod(index, 3)
         back = row % 2 == 1
         x, y = MARGIN + across * (2 - place if back else place), top + down * row

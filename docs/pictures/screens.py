@@ -10,6 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from PIL import Image
+
 from docs.pictures.pages import ROOT
 from docs.pictures.svg import MARGIN, Picture
 
@@ -34,6 +36,7 @@ def save_report(runs: list[str], output: Path) -> None:
         subprocess.run([sys.executable, *report], check=True, stdout=subprocess.DEVNULL)
         flags = ["--headless=new", "--no-sandbox", "--hide-scrollbars", "--window-size=840,1060"]
         subprocess.run(["chromium", *flags, f"--screenshot={output}", page.as_uri()], check=True)
+    Image.open(output).quantize(256, method=Image.Quantize.FASTOCTREE).save(output, optimize=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import pytest
 
 from docs.pictures.__main__ import PICTURES
 from docs.pictures.pages import PAGES, ROOT, SAYS, read_numbers
+from flaxformer_mt.commands.main import COMMANDS
 
 
 @pytest.mark.parametrize("path", PICTURES)
@@ -39,3 +40,9 @@ def test_a_row_that_left_its_page_is_missed(tmp_path):
     page.write_text(re.sub(r"42\.48\*\*", "**", page.read_text(encoding="utf-8")), encoding="utf-8")
     with pytest.raises(ValueError, match="^0 places of "):
         read_numbers(quotation, tmp_path)
+
+
+def test_the_commands_of_the_decision_tree_and_the_pipeline_exist():
+    commands = [command for _, command, _ in SAYS["decision_tree"]["lines"] + SAYS["pipeline"]["stages"]]
+    names = {part.split()[0] for command in commands for part in re.split(", (?:then )?", command) if part}
+    assert names - {"recipes/browser"} <= set(COMMANDS)
