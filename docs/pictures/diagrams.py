@@ -64,7 +64,7 @@ def draw_devices() -> str:
                 kind = "other" if str(part) in held_parameters else "empty"
                 picture.box(x + 54 + 11 * part, y + 53, 9, 42, kind, 1)
             picture.text(x + 26, y + 111, "rows", "soft middle")
-            picture.text(x + 75, y + 111, "params", "soft middle")
+            picture.text(x + 73, y + 111, "params", "soft middle")
         y += 134
         if "quotation" in layout:
             state, temporary = read_numbers(layout["quotation"])
