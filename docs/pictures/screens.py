@@ -1,8 +1,8 @@
 """Makes pictures of `report` and of `evaluate --against` from two runs, as a user sees them, in docs/images.
 
-    python -m docs.pictures.screens RUN OTHER        # with Chromium
+    python -m docs.pictures.screens RUN OTHER        # needs Chromium
 
-The pages show `python train.py --run=RUN`, and OTHER with `--config.model.norm_position=post`.
+The pages show `python train.py`, and OTHER with `--config.train.steps=600`; training.png is by `plot`.
 """
 
 import subprocess
