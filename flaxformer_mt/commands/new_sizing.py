@@ -12,7 +12,7 @@ _GIB = 1 << 30
 _MOST_HELD_OUT, _HELD_OUT_SHARE = 1000, 20
 # Fewer pairs do not train a model that translates.
 FEWEST_PAIRS = 500
-# Below this number of pairs: pieces of the vocabulary, the rate of dropout, and epochs at most.
+# Below this number of pairs: subwords of the vocabulary, the rate of dropout, and epochs at most.
 _VOCABULARIES = ((10_000, 2000), (40_000, 4000), (200_000, 8000), (2_000_000, 16_000), (1 << 62, 32_000))
 _DROPOUTS = ((100_000, 0.3), (500_000, 0.2), (1 << 62, 0.1))
 _EPOCHS = ((20_000, 60), (100_000, 40), (1_000_000, 20), (10_000_000, 8), (1 << 62, 3))
@@ -62,16 +62,16 @@ def choose_held_out(pairs: int, split: str) -> Choice:
 
 def choose_vocabulary(pairs: int, characters: int, scripts: tuple[str, str]) -> list[Choice]:
     size = next(size for limit, size in _VOCABULARIES if pairs < limit)
-    reason = f"usual for {pairs:,} pairs: rarer pieces would be seen too seldom to learn"
+    reason = f"usual for {pairs:,} pairs: rarer subwords would be seen too seldom to learn"
     is_joint = scripts[0] == scripts[1]
-    coverage = [Choice("vocab.character_coverage", 1.0, "every character of the text has a piece")]
+    coverage = [Choice("vocab.character_coverage", 1.0, "every character of the text is a subword")]
     if characters > 3000:
         coverage = [Choice("vocab.character_coverage", 0.9995, "the rarest characters are spelled in bytes")]
     if size < 2 * characters + 300:
         size = -(-(2 * characters + 300) // 1000) * 1000
-        reason = f"the text has {characters:,} different characters, which need a piece each"
+        reason = f"the text has {characters:,} different characters, which need a subword each"
     joint = "one vocabulary: both languages have the same letters, and share names and numbers"
-    apart = f"a vocabulary for each language: {scripts[0]} and {scripts[1]} letters have no pieces in common"
+    apart = f"a vocabulary for each language: {scripts[0]} and {scripts[1]} letters have no subwords in common"
     return [
         Choice("vocab.size", size, reason),
         Choice("vocab.joint", is_joint, joint if is_joint else apart),
