@@ -71,7 +71,7 @@ def choose_vocabulary(pairs: int, characters: int, scripts: tuple[str, str]) -> 
         size = -(-(2 * characters + 300) // 1000) * 1000
         reason = f"the text has {characters:,} different characters, which need a subword each"
     joint = "one vocabulary: both languages have the same letters, and share names and numbers"
-    apart = f"a vocabulary for each language: {scripts[0]} and {scripts[1]} letters have no subwords in common"
+    apart = f"a vocabulary for each language: {scripts[0]} and {scripts[1]} letters share no subwords"
     return [
         Choice("vocab.size", size, reason),
         Choice("vocab.joint", is_joint, joint if is_joint else apart),
