@@ -80,6 +80,25 @@ def all_devices(one_device, monkeypatch):
     monkeypatch.setattr(jax, "local_devices", one_device[1])
 
 
+_shared_programs: dict[str, Any] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_memory_maps():
+    """Forget compiled programs before the process has as many memory maps as Linux allows (65,530).
+
+    Each program takes several; without a free one, JAX or the garbage collection ends in SIGSEGV.
+    """
+    import jax
+
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 40_000:
+        _shared_programs.clear()
+        jax.clear_caches()
+        gc.collect()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def shared_programs(one_device):
     """Translators of equal models, options and vocabulary sizes share their programs, each traced once."""
@@ -87,7 +106,7 @@ def shared_programs(one_device):
 
     from flaxformer_mt.decoding import search_engine
 
-    made, make = {}, search_engine.SearchPrograms
+    made, make = _shared_programs, search_engine.SearchPrograms
 
     @functools.wraps(make)
     def share(configs, options, symbols, *, spread, shortlists=None, **more):

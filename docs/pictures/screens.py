@@ -1,0 +1,52 @@
+"""Makes pictures of `report` and of `evaluate --against` from two runs, as a user sees them, in docs/images.
+
+    python -m docs.pictures.screens RUN OTHER        # needs Chromium
+
+The pages show `python train.py`, and OTHER with `--config.train.steps=600`; training.png is by `plot`.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+from docs.pictures.pages import ROOT
+from docs.pictures.svg import MARGIN, Picture
+
+_IMAGES = ROOT / "docs" / "images"
+_CHARACTER, _LINE = 7.53, 18
+
+
+def draw_screen(command: str, output: str) -> str:
+    """Draw a command and what it printed."""
+    lines = [f"$ {command}", *output.rstrip("\n").split("\n")]
+    picture = Picture(f"What {command} prints", width=round(max(map(len, lines)) * _CHARACTER) + 2 * MARGIN)
+    for number, line in enumerate(lines):
+        picture.text(MARGIN, 30 + _LINE * number, line, "screen" if number else "code")
+    return picture.finish(30 + _LINE * len(lines))
+
+
+def save_report(runs: list[str], output: Path) -> None:
+    """Save the upper part of the page about runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder, "report.html")
+        report = ["-m", "flaxformer_mt", "report", *runs, f"--output={page}"]
+        subprocess.run([sys.executable, *report], check=True, stdout=subprocess.DEVNULL)
+        flags = ["--headless=new", "--no-sandbox", "--hide-scrollbars", "--window-size=840,1060"]
+        subprocess.run(["chromium", *flags, f"--screenshot={output}", page.as_uri()], check=True)
+    Image.open(output).quantize(256, method=Image.Quantize.FASTOCTREE).save(output, optimize=True)
+
+
+if __name__ == "__main__":
+    run, other = sys.argv[1:]
+    save_report([run, other], _IMAGES / "report.png")
+    command = ["evaluate", run, f"--against={other}"]
+    program = subprocess.run(
+        [sys.executable, "-m", "flaxformer_mt", *command], stderr=subprocess.PIPE, text=True, check=True
+    )
+    tables = program.stderr[program.stderr.index("   BLEU") :]
+    start = program.stderr.rindex("\n", 0, program.stderr.index(tables)) + 1
+    screen = draw_screen(" ".join(["flaxformer-mt", *command]), program.stderr[start:])
+    (_IMAGES / "compare.svg").write_text(screen, encoding="utf-8")
