@@ -12,7 +12,7 @@ _GIB = 1 << 30
 _MOST_HELD_OUT, _HELD_OUT_SHARE = 1000, 20
 # Fewer pairs do not train a model that translates.
 FEWEST_PAIRS = 500
-# Below this number of pairs: pieces of the vocabulary, the rate of dropout, and epochs at most.
+# Below this number of pairs: subwords of the vocabulary, the rate of dropout, and epochs at most.
 _VOCABULARIES = ((10_000, 2000), (40_000, 4000), (200_000, 8000), (2_000_000, 16_000), (1 << 62, 32_000))
 _DROPOUTS = ((100_000, 0.3), (500_000, 0.2), (1 << 62, 0.1))
 _EPOCHS = ((20_000, 60), (100_000, 40), (1_000_000, 20), (10_000_000, 8), (1 << 62, 3))
@@ -64,7 +64,7 @@ def choose_vocabulary(pairs: int, characters: int, scripts: tuple[str, str]) -> 
     size = next(size for limit, size in _VOCABULARIES if pairs < limit)
     reason = f"usual for {pairs:,} pairs: rarer subwords would be seen too seldom to learn"
     is_joint = scripts[0] == scripts[1]
-    coverage = [Choice("vocab.character_coverage", 1.0, "every character of the text has a subword")]
+    coverage = [Choice("vocab.character_coverage", 1.0, "every character of the text is a subword")]
     if characters > 3000:
         coverage = [Choice("vocab.character_coverage", 0.9995, "the rarest characters are spelled in bytes")]
     if size < 2 * characters + 300:

@@ -188,7 +188,7 @@ class DataConfig:
     # separated by commas.
     alignments: tuple[str, ...] = ()
     # Maximum number of lines of the same document that are read before each source, as far as they fit into
-    # max_source_length; the piece <sep> follows each of them. Documents end at blank lines, at the ends of
+    # max_source_length; the subword <sep> follows each of them. Documents end at blank lines, at the ends of
     # files, and where the id in the file SPLIT.documents (such as train.documents) changes. 0: none.
     context: Annotated[int, between(0, 100)] = 0
     # Folder of prepared data. Empty: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
@@ -252,7 +252,7 @@ class VocabConfig:
     # Existing SentencePiece .model file for the target language. Empty: with joint=True the file of
     # source_model, otherwise train one.
     target_model: str = ""
-    # Whether characters outside the vocabulary become UTF-8 bytes (256 pieces), not the unknown symbol.
+    # Whether characters outside the vocabulary become UTF-8 bytes (256 subwords), not the unknown symbol.
     byte_fallback: bool = True
     # Fraction of the characters in the training text that are in the vocabulary: 1, or about 0.9995 for
     # scripts of thousands of characters, such as Chinese.
