@@ -59,10 +59,8 @@ GIVEN = {
     ],
     "docs/export.md": [
         "rm -rf exported opus-mt-de-en runs/opus runs/handbuilt_again runs/theirs",
-        "cp runs/toy_de_en/translations/test.source test.de",
         f"python train.py --config=handbuilt --run=runs/handbuilt {_FEW_UPDATES} {_SHORT}",
         "cp configs/handbuilt.py my_config.py",
-        "mkdir -p exported/aiayn && cp -r runs/toy_de_en/vocab exported/aiayn",
         "python -m tools.write_words my_data --languages=de,en",
         _POST,
         f"{_FLAXFORMER} export --run=runs/post --format=marian --output=opus-mt-de-en",

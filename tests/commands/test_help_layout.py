@@ -68,6 +68,6 @@ def test_fields_of_the_config_show_the_values_of_the_chosen_config(capfd):
     flags = read_flags(out)
     names = {flag.removeprefix("--config.").partition("=")[0] for flag in flags if "--config." in flag}
     assert names == set(flatten(Config()))
-    assert flags["--config.train.steps=INT"].endswith("for. (default: 100000)")
+    assert flags["--config.train.steps=INT"].endswith("once. (default: 100000)")
     assert flags["--config.model.key_dim=INT|none"].endswith("(default: model_dim / num_heads)")
     assert "--config.data.clean.*:" in out

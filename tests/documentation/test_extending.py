@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 from tools.pages import ROOT
 
-from flaxformer_mt.config import CleanConfig, Config
-from flaxformer_mt.convert.formats import ImportOverrides, Weights
+from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.corpus import pair_checks
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -26,16 +25,6 @@ def test_the_cleaning_rule_finds_questions_on_one_side():
     texts = (["Wer? ", "Gut.", "Wo?"], ["Who?", "Good?", "Here."])
     block = SimpleNamespace(texts=texts, first_side=0, lengths=np.ones((3, 2)))
     assert find(block, CleanConfig()).tolist() == [-1, 0, 0]
-
-
-def test_the_format_reads_what_it_writes(tmp_path):
-    format = run_part('"""Format npz', "# flaxformer_mt/convert/formats.py, _HOMES")["FORMAT"]
-    vocabs = SimpleNamespace(save=lambda folder: None)
-    leaves = {"encoder/kernel": np.arange(6.0).reshape(2, 3)}
-    format.write(Weights(Config(), vocabs, leaves), tmp_path, "none")
-    read = format.read(tmp_path, ImportOverrides(vocabs=vocabs))
-    np.testing.assert_array_equal(read.leaves["encoder/kernel"], leaves["encoder/kernel"])
-    assert read.config == Config()
 
 
 def test_the_step_is_that_of_the_package():
