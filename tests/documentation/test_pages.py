@@ -145,9 +145,8 @@ def test_pages_for_users_import_public_names_alone():
         (page, block.text) for page in find_pages() for block in read_blocks(page) if block.kind == "python"
     ]
     notebook = json.loads((ROOT / "docs" / "notebook.ipynb").read_text(encoding="utf-8"))
-    for cell in notebook["cells"]:
-        lines = [line for line in cell["source"] if cell["cell_type"] == "code" and not line.startswith("!")]
-        programs.append(("docs/notebook.ipynb", "".join(lines)))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    programs += [("docs/notebook.ipynb", cell) for cell in cells]
     imported = [
         (page, node.module, alias.name)
         for page, text in programs
