@@ -542,8 +542,8 @@ class ExportOptions(CheckpointOptions):
     # Run directory of a trained model, or its URL (gs://, s3://).
     run: Path
     # Target format: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, embeddings, hf (for imported
-    # models their own classes, for other models marian or hf-pre-norm), marian, hf-pre-norm, ctranslate2,
-    # marian-npz or bergamot (for browsers).
+    # models their own classes, for other models marian or hf-pre-norm), marian and hf-pre-norm (both for
+    # transformers), ctranslate2, marian-npz (for Marian) or bergamot (for browsers).
     format: str
     # Folder for the exported files; it must be empty or not exist.
     output: Path
