@@ -151,8 +151,8 @@ def compare_texts(groups: Sequence[Compared], name: str) -> list[Float[np.ndarra
 
     BLEU has the tokenizer that the script of a source's references needs.
     """
-    if name == "chrf" and all(texts == references for _, texts, references in groups):
-        return [score_chrf(texts) for _, texts, _ in groups]
+    if name == "chrf" and all({*texts} >= {*references} for _, texts, references in groups):
+        return [score_chrf(texts)[:, [*map(texts.index, references)]] for _, texts, references in groups]
     if find_metric(name, "search.mbr").scorer is None:
         return [_score_pairs([group], name)[0] for group in groups]
     return _score_pairs(groups, name)
@@ -162,7 +162,8 @@ def _score_pairs(groups: Sequence[Compared], name: str) -> list[Float[np.ndarray
     rows = [(source, *pair) for source, *both in groups for pair in itertools.product(*both)]
     columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], []]
     scores = iter(score_sentences(name, *columns))
-    return [np.array([[next(scores) for _ in others] for _ in texts]) for _, texts, others in groups]
+    shapes = [(len(texts), len(references)) for _, texts, references in groups]
+    return [np.array([next(scores) for _ in range(n * m)]).reshape(n, m) for n, m in shapes]
 
 
 def distinct_texts(candidates: Sequence[Translation]) -> list[str]:
