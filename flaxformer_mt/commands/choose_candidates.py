@@ -1,7 +1,7 @@
 """The choice of one translation of each source: among hypotheses of a run, or candidates of any system.
 
-DIR/choices.jsonl has a line for each source of candidates: what was chosen, and score and problem of each. It
-is resumable; pairs, report and page are functions of it.
+DIR/choices.jsonl has a line for each source of candidates: all texts, with score and problem of each, and the
+number of the one that was chosen. It is resumable; pairs, report and page are functions of it.
 """
 
 import array
@@ -19,7 +19,7 @@ from flaxformer_mt.commands.options import DistilOptions
 from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.errors import name_full_disk
 from flaxformer_mt.scoring.metrics import find_metric, score_sentences
-from flaxformer_mt.text_io.candidates import PHRASES, AnswerChecks, Candidates, read_candidates
+from flaxformer_mt.text_io.candidates import PHRASES, AnswerChecks, read_candidates
 from flaxformer_mt.text_io.lines import count_lines, open_lines
 from flaxformer_mt.text_io.pair_table import PairRules
 from flaxformer_mt.text_io.resumable_output import ResumableOutput
@@ -111,23 +111,13 @@ def write_choices(options: DistilOptions, candidates: str, direction: Direction)
                 Group(row.source, *checks.clean_all(*row), reference)
                 for row, reference in zip(part, references, strict=False)
             ]
-            for row, group, choice in zip(part, groups, choose(groups, options, direction), strict=True):
-                output.write([json.dumps(_describe_choice(row, group, *choice), ensure_ascii=False)])
+            for row, group, (number, scores) in zip(
+                part, groups, choose(groups, options, direction), strict=True
+            ):
+                mended = number is not None and row.texts[number].strip() != group.texts[number]
+                choice = group._asdict() | {"number": number, "mended": mended, "scores": scores}
+                output.write([json.dumps(choice, ensure_ascii=False)])
             count(len(part))
-
-
-def _describe_choice(
-    row: Candidates, group: Group, number: int | None, scores: Sequence[float]
-) -> dict[str, Any]:
-    return {
-        "source": row.source,
-        "text": "" if number is None else group.texts[number],
-        "number": number,
-        "mended": number is not None and row.texts[number].strip() != group.texts[number],
-        "scores": scores,
-        "problems": group.problems,
-        "left_out": [text[:_SHOWN] for text in itertools.compress(row.texts, group.problems)],
-    }
 
 
 class CandidateReport:
@@ -139,23 +129,23 @@ class CandidateReport:
 
     def read_pairs(self, options: DistilOptions) -> Iterator[tuple[str, str]]:
         """Yield each source with the text that was chosen, or "" without one."""
-        with open_lines(str(options.output / CHOICES), invalid_utf8="refuse") as text:
-            for line, choice in enumerate(map(json.loads, text.lines), start=1):
-                source, answers = choice["source"], iter(choice["left_out"])
-                self.facts["candidates"] += len(choice["scores"])
+        with open_lines(str(options.output / CHOICES), invalid_utf8="refuse") as choices:
+            for line, choice in enumerate(map(json.loads, choices.lines), start=1):
+                source, texts, number = choice["source"], choice["texts"], choice["number"]
+                self.facts["candidates"] += len(texts)
                 self.facts["mended"] += choice["mended"]
-                self.facts["without_translation"] += choice["number"] is None and not is_blank(source)
-                scored = zip(choice["problems"], choice["scores"], strict=True)
-                for number, (name, score) in enumerate(scored):
-                    kind = "chosen" if number == choice["number"] else "not chosen"
+                self.facts["without_translation"] += number is None and not is_blank(source)
+                scored = zip(texts, choice["problems"], choice["scores"], strict=True)
+                for place, (text, name, score) in enumerate(scored):
+                    kind = "chosen" if place == number else "not chosen"
                     self._scores["no translation" if name else kind].append(score)
                     if name:
                         problem = self.facts["problems"].setdefault(name, {"count": 0, "examples": []})
                         problem["count"] += 1
-                        example = {"line": line, "candidate": number + 1, "source": source[:_SHOWN]}
-                        example["text"] = next(answers)
+                        example = {"line": line, "candidate": place + 1, "source": source[:_SHOWN]}
+                        example["text"] = text[:_SHOWN]
                         problem["examples"] += [example][: _EXAMPLES - len(problem["examples"])]
-                yield source, choice["text"]
+                yield source, "" if number is None else texts[number]
 
     def write_page(self, options: DistilOptions, report: dict[str, Any]) -> None:
         """Write DIR/report.html: counts, histograms of the scores, and the first of each problem."""

@@ -33,8 +33,6 @@ _PREAMBLE, _LONG = 120, 20
 # Of a text in another language, the fewest words, and the share of them that the side may know; the fewest
 # lines to know a side by.
 _FEWEST_WORDS, _KNOWN, _FEWEST_LINES = 4, 0.15, 200
-
-
 # Of several answers to a source: the fewest, the share of its rare words that an answer has in common with
 # others; in how many lines a phrase stands at an edge that is in no other answer, and in which share of all.
 _FEWEST_ANSWERS, _SHARED, _RECURRING, _ALONE = 3, 0.25, 3, 0.8
@@ -110,30 +108,29 @@ class AnswerChecks:
     """Finds what is no translation; a sample of lines shows which scripts and words each side has."""
 
     def __init__(self, sample: Iterable[Candidates], rules: PairRules) -> None:
-        sample, self._rules, self._lines = list(sample), rules, 0
+        self._rules, self._lines, scripts = rules, 0, collections.Counter[str]()
         # In how many lines a word is; of several translations, each counts as a part of its line.
-        counts = collections.defaultdict[str, float](float), collections.defaultdict[str, float](float)
-        scripts = collections.Counter[str]()
+        of_sources, of_texts = collections.Counter[str](), collections.defaultdict[str, float](float)
+        seen, alone = collections.Counter[Edge](), collections.Counter[Edge]()
         for source, texts in sample:
             self._lines += bool(texts)
             scripts += count_scripts(texts)
-            for side, side_texts in zip(counts, ([source], texts), strict=True):
-                for word in (word for text in side_texts for word in _find_words(text)):
-                    side[word] += 1 / len(side_texts)
+            of_sources.update(_find_words(source))
+            for words, _, edges, lone in _compare(texts):
+                seen.update(edges)
+                alone.update(lone)
+                for word in words:
+                    of_texts[word] += 1 / len(texts)
+        self._phrases = {edge for edge, n in alone.items() if n >= max(_RECURRING, _ALONE * seen[edge])}
         self._scripts = {script for script, count in scripts.items() if 4 * count >= max(scripts.values())}
         if "HIRAGANA" in self._scripts:
             self._scripts |= {"KATAKANA", "CJK"}
         # The words of several lines, but for those that the other side has far more often.
+        self._lines_with = of_texts
         self._known = [
             {word for word, count in side.items() if count >= 2 and 2 * count >= other.get(word, 0)}
-            for side, other in (counts, counts[::-1])
+            for side, other in ((of_sources, of_texts), (of_texts, of_sources))
         ]
-        self._lines_with, seen, alone = counts[1], collections.Counter[Edge](), collections.Counter[Edge]()
-        for _, texts in sample:
-            for _, _, edges, lone in _compare(texts):
-                seen.update(edges)
-                alone.update(lone)
-        self._phrases = {edge for edge, n in alone.items() if n >= max(_RECURRING, _ALONE * seen[edge])}
 
     def clean_all(self, source: str, answers: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return texts and problems as `clean`; of three or more, also by what the others have in common."""
