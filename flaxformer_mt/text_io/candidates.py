@@ -138,12 +138,9 @@ class AnswerChecks:
         texts, problems = [text for text, _ in cleaned], [problem for _, problem in cleaned]
         numbers = [number for number, problem in enumerate(problems) if not problem]
         if len(numbers) >= _FEWEST_ANSWERS:
-            compared = _compare(texts[number] for number in numbers)
+            compared, most = _compare(texts[number] for number in numbers), self._lines + 2
             for number, (words, others, _, lone) in zip(numbers, compared, strict=True):
-                rarity = {
-                    word: math.log((self._lines + 2) / (self._lines_with.get(word, 0.0) + 1))
-                    for word in words
-                }
+                rarity = {word: math.log(most / (self._lines_with.get(word, 0.0) + 1)) for word in words}
                 shared = sum(rarity[word] for word in words & others)
                 if others and shared < _SHARED * sum(rarity.values()):
                     problems[number] = "outlier"
