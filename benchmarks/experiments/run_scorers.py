@@ -99,7 +99,8 @@ def write_candidates(samples):
         texts[int(number)].append(text)
     rows, planted = [], []
     for number, source in enumerate(read(samples.with_suffix(".de"))):
-        row, faults = list(texts[number]), {}
+        # The command sorts samples by probability; those of language models have no order.
+        row, faults = DICE.sample(texts[number], len(texts[number])), {}
         for place, text in enumerate(row):
             if DICE.random() < 0.1:
                 kind = DICE.choice(KINDS)

@@ -5,10 +5,10 @@ set -euo pipefail
 PYTHON=${PYTHON:-python}
 SMALL="--config=multi30k_de_en --config.model.dtype=bfloat16 --config.model.model_dim=128 --config.model.ffn_dim=512
     --config.model.num_encoder_layers=2 --config.model.num_decoder_layers=2 --config.model.dropout_rate=0.1 --config.vocab.size=6000
-    --config.optim.learning_rate=4e-3 --config.optim.warmup_steps=200 --config.optim.ema_decay=0.995 --config.train.steps=600
-    --config.train.evaluate_every=600 --config.train.checkpoint_every=600 --config.train.final_checkpoint=last
-    --config.search.method=greedy --config.data.num_shapes=3 --config.data.max_source_length=60 --config.data.max_target_length=60"
-LONGER="--config.train.steps=1000 --config.train.evaluate_every=1000 --config.train.checkpoint_every=1000"
+    --config.optim.learning_rate=4e-3 --config.optim.warmup_steps=150 --config.optim.ema_decay=0.99 --config.train.steps=400
+    --config.train.evaluate_every=400 --config.train.checkpoint_every=400 --config.train.final_checkpoint=last
+    --config.search.method=greedy --config.data.num_shapes=2 --config.data.max_source_length=60 --config.data.max_target_length=60"
+LONGER="--config.train.steps=700 --config.train.evaluate_every=700 --config.train.checkpoint_every=700"
 REVERSE="--config.data.source_language=en --config.data.target_language=de"
 step() { PYTHONPATH=. $PYTHON benchmarks/experiments/run_scorers.py "$@"; }
 small() { [ -e "runs/$1/report.json" ] || $PYTHON train.py $SMALL "--run=runs/$1" "${@:2}"; }
@@ -26,9 +26,9 @@ small all --config.data.text_dir=data/noisy
 small clean --config.data.text_dir=data/clean
 small filtered --config.data.text_dir=data/noisy --scorer=both=run:runs/others,run:runs/others_reverse --config.data.clean.scores="both>=$BEST"
 
-# Candidates: 8 samples of each of 10,000 sources, a tenth of them planted answers; students of different choices.
-head -n 10000 data/clean/train.de > data/samples.de
-head -n 10000 data/clean/train.en > data/samples.en
+# Candidates: 8 samples of each of 6,000 sources, a tenth of them planted answers; students of different choices.
+head -n 6000 data/clean/train.de > data/samples.de
+head -n 6000 data/clean/train.en > data/samples.en
 [ -e data/samples ] || $PYTHON -m flaxformer_mt translate --run=runs/others --input=data/samples.de --output=data/samples --method=sample \
     --temperature=1.5 --top_k=10 --n_best=8
 [ -e data/candidates.jsonl ] || step candidates data/samples
