@@ -45,8 +45,14 @@ def find_version(python: str) -> dict[str, str]:
 def start(python: str, code: str, *arguments: str, **pipes: Any) -> subprocess.Popen:
     """Run code in Marian's environment."""
     process = subprocess.Popen([python, "-c", code, *arguments], text=True, **pipes)
-    atexit.register(process.kill)
+    atexit.register(stop, process)
     return process
+
+
+def stop(process: subprocess.Popen) -> None:
+    """Kill the process, close its pipes, and wait for its end."""
+    with process:
+        process.kill()
 
 
 def make_trainer(config: Config, batches: Sequence[Batch], task: dict[str, Any]) -> Callable[..., Any]:

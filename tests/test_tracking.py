@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -317,6 +318,13 @@ def test_slow_work_is_announced_and_on_a_terminal_a_sign_moves(tmp_path, monkeyp
             assert {"|", "/", "-"} <= signs and "step     0/100" in stream.read_lines()[-2]
         else:
             assert stream.getvalue() == "compiling (2 of 6 programs)\n"
+
+
+def test_a_message_is_one_write_since_threads_share_the_stream():
+    writes: list[str] = []
+    stream = SimpleNamespace(isatty=lambda: False, write=writes.append, flush=lambda: None)
+    progress_display.make_display(stream, total=None).say("compiling")
+    assert writes == ["compiling\n"]
 
 
 def test_tensorboard_has_the_config_and_translations_of_each_evaluation(tmp_path):

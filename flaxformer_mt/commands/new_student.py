@@ -2,38 +2,19 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 from flaxformer_mt.commands.new_sizing import Choice
 from flaxformer_mt.config import DataConfig
 
-
-class Goal(NamedTuple):
-    """The format of the exported student, what its engine needs, and how `translate` runs like it."""
-
-    format: str
-    choices: list[Choice]
-    translate: list[str]
-
-
-_NETWORK = "what Bergamot's engine computes: a recurrent decoder, post-norm, and Marian's formulas"
-_GOALS = {
-    "browser": Goal(
-        "bergamot",
-        [
-            Choice("model.decoder_self_attention", "ssru", _NETWORK),
-            Choice("model.norm_position", "post", ""),
-            Choice("model.norm_epsilon", 1e-6, ""),
-            Choice("model.positions", "sinusoidal_halves", ""),
-            Choice("model.target_start", "zeros", ""),
-            Choice("search.method", "greedy", "as Firefox searches"),
-        ],
-        ["--run={run}", "--quantization=int8", "--shortlist={run}_shortlist.txt"],
-    ),
-    "cpu": Goal("ctranslate2", [], ["--run={run}_cpu", "--backend=ctranslate2"]),
-}
-# The teacher's choices that a student has no use for: its text has files of all three splits.
-_TEACHERS = ("data.train_split", "data.valid_pairs", "data.test_pairs")
+_FORMATS = {"browser": "bergamot", "cpu": "ctranslate2"}
+_BERGAMOT = (
+    Choice("model.decoder_self_attention", "ssru", "what Bergamot's engine computes, with Marian's formulas"),
+    Choice("model.norm_position", "post", ""),
+    Choice("model.norm_epsilon", 1e-6, ""),
+    Choice("model.positions", "sinusoidal_halves", ""),
+    Choice("model.target_start", "zeros", ""),
+    Choice("search.method", "greedy", "as Firefox searches"),
+)
 
 
 def name_teacher(run: Path) -> Path:
@@ -52,20 +33,18 @@ def choose_student(teacher: Sequence[Choice], run: Path, goal: str) -> list[Choi
         Choice("data.source_language", values["data.source_language"], ""),
         Choice("vocab.source_model", str(vocab / "source.model"), "the teacher's vocabulary"),
         Choice("vocab.target_model", str(vocab / "target.model"), ""),
-        Choice(
-            "model.num_encoder_layers",
-            6,
-            "a deep encoder and a shallow decoder, which takes most of the time of a translation",
-        ),
+        Choice("model.num_encoder_layers", 6, "a deep encoder; translation mostly waits for the decoder"),
         Choice("model.num_decoder_layers", 1 if width < 256 else 2, ""),
         Choice("model.model_dim", width, "half the teacher's width, and a multiple of 64"),
         Choice("model.num_heads", width // 32, ""),
         Choice("model.ffn_dim", 4 * width, "four times the width, as usual"),
         Choice("model.dropout_rate", 0.1, "the teacher's translations are more regular than references"),
-        *_GOALS[goal].choices,
+        *(_BERGAMOT if goal == "browser" else ()),
     ]
     changes = {choice.name: choice for choice in choices}
-    unused = (*_TEACHERS, "search.beam_size") if "search.method" in changes else _TEACHERS
+    # Its text has files of all three splits.
+    unused = ["data.train_split", "data.valid_pairs", "data.test_pairs"]
+    unused += ["search.beam_size"] * ("search.method" in changes)
     same = [changes.pop(choice.name, choice) for choice in teacher if choice.name not in unused]
     return [*same, *changes.values()]
 
@@ -75,16 +54,16 @@ def list_commands(run: Path, goal: str, data: DataConfig) -> list[list[str]]:
     teacher, text, shortlist = name_teacher(run), f"{run}_distilled", f"--shortlist={run}_shortlist.txt"
     source, target = data.source_language, data.target_language
     distil = [f"--run={teacher}", f"--input={text}/original.{source}", f"--output={text}", "--resume"]
-    export = [f"--run={run}", f"--format={_GOALS[goal].format}", "--quantization=int8", shortlist]
-    translate = [flag.format(run=run) for flag in _GOALS[goal].translate]
+    rounded = [f"--run={run}", "--quantization=int8", shortlist]
+    engine = rounded if goal == "browser" else [f"--run={run}_cpu", "--backend=ctranslate2"]
     return [
         ["train", f"--config={teacher}.py", f"--run={teacher}"],
         ["distil", *distil, "--targets=nbest", f"--reference={text}/original.{target}"],
         ["train", f"--config={run}.py", f"--run={run}"],
         ["prepare", f"--run={run}", shortlist],
-        ["export", *export, f"--output={run}_{goal}"],
-        ["evaluate", f"--run={run}", "--quantization=int8", shortlist],
-        ["translate", *translate, f"--input={text}/test.{source}", f"--output={run}_test.{target}"],
+        ["export", *rounded, f"--format={_FORMATS[goal]}", f"--output={run}_{goal}"],
+        ["evaluate", *rounded],
+        ["translate", *engine, f"--input={text}/test.{source}", f"--output={run}_test.{target}"],
     ]
 
 
@@ -93,13 +72,12 @@ def write_text(data: DataConfig, run: Path) -> None:
 
     The teacher translates neither pairs that are held out nor those that cleaning leaves out.
     """
-    from flaxformer_mt.corpus import read_pairs
+    from flaxformer_mt.corpus.reader import Split, read_pairs
 
     folder = Path(f"{run}_distilled")
     folder.mkdir(parents=True, exist_ok=True)
-    names: dict[Literal["train", "valid", "test"], str]
-    names = {"train": "original", "valid": "valid", "test": "test"}
-    for split, name in names.items():
+    files: dict[Split, str] = {"train": "original", "valid": "valid", "test": "test"}
+    for split, name in files.items():
         pairs = read_pairs(data, split)
         for side, language in enumerate((data.source_language, data.target_language)):
             with open(folder / f"{name}.{language}", "w", encoding="utf-8", newline="\n") as file:

@@ -144,7 +144,8 @@ class _PlainDisplay(Display):
         self.say(line)
 
     def say(self, text: str, *, cut: bool = False) -> None:
-        print(text, file=self._stream, flush=True)
+        self._stream.write(f"{text}\n")  # at once: timers announce from threads of their own
+        self._stream.flush()
 
     def busy(self, text: str) -> contextlib.AbstractContextManager[None]:
         return announce_if_slow(text, self.say)

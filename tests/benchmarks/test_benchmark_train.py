@@ -1,10 +1,12 @@
 """The benchmark of training runs; its systems are one network on the same tokens; its sums are right."""
 
 import argparse
+import functools
 import importlib.util
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -118,8 +120,13 @@ while :; do echo "Ep. 1 : Up. 9 : Sen. 1,025 : Cost 7.25 * 1,300 @ 1,100 after 9
 """
 
 
-def test_marian_trains_the_same_sentences_and_waits_for_its_turns(load_benchmark, tmp_path):
+def test_marian_trains_the_same_sentences_and_waits_for_its_turns(
+    load_benchmark, tmp_path, monkeypatch, request
+):
     peer, worker = load_benchmark("marian_peer"), load_benchmark("training_worker")
+    # The stopped process ends with the test: tests that are killed later would leave it behind.
+    at_end = SimpleNamespace(register=lambda *call: request.addfinalizer(functools.partial(*call)))
+    monkeypatch.setattr(peer, "atexit", at_end)
     python = tmp_path / "python"
     python.write_text(STUB)
     python.chmod(0o755)

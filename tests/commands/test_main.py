@@ -11,7 +11,6 @@ import shlex
 import stat
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -516,14 +515,17 @@ def test_options_of_other_toolkits_are_answered_with_options_that_exist():
 
 
 def test_quiet_leaves_warnings_and_errors(capfd, monkeypatch):
-    monkeypatch.setattr(progress_display, "_SLOW", 0.01)
+    def timer(seconds, say, arguments):
+        return SimpleNamespace(start=lambda: say(*arguments), cancel=lambda: None)
+
+    monkeypatch.setattr(progress_display.threading, "Timer", timer)  # all is slow
 
     def work(options):
         print("progress", file=sys.stderr)
         for _ in range(2):  # each is said once
             warn_user("look here")
             with progress_display.announce_if_slow("compiling"):
-                time.sleep(0.1)
+                pass
         raise UserError("it failed")
 
     monkeypatch.setattr(
