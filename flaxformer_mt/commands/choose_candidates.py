@@ -1,7 +1,7 @@
 """The choice of one translation of each source: among hypotheses of a run, or candidates of any system.
 
-DIR/choices.jsonl has a line for each source of candidates: what was chosen, and score and problem of each. It
-is resumable; pairs, report and page are functions of it.
+DIR/choices.jsonl has a line for each source of candidates: all texts, with score and problem of each, and the
+number of the one that was chosen. It is resumable; pairs, report and page are functions of it.
 """
 
 import array
@@ -19,11 +19,12 @@ from flaxformer_mt.commands.options import DistilOptions
 from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.errors import name_full_disk
 from flaxformer_mt.scoring.metrics import find_metric, score_sentences
-from flaxformer_mt.text_io.candidates import PHRASES, AnswerChecks, Candidates, read_candidates
+from flaxformer_mt.text_io.candidates import PHRASES, AnswerChecks, read_candidates
 from flaxformer_mt.text_io.lines import count_lines, open_lines
 from flaxformer_mt.text_io.pair_table import PairRules
 from flaxformer_mt.text_io.resumable_output import ResumableOutput
 from flaxformer_mt.tracking.progress_display import WorkProgress
+from flaxformer_mt.unicode_text import is_blank
 
 CHOICES = "choices.jsonl"
 # Sources whose candidates are scored at a time, and which show what the sides of the file are like.
@@ -33,52 +34,50 @@ _EXAMPLES, _SHOWN = 5, 200
 
 
 class Group(NamedTuple):
-    """Translations of a source, which of them may be chosen, and the reference or None."""
+    """Translations of a source, their problems or "", and the reference or None."""
 
     source: str
     texts: Sequence[str]
-    usable: Sequence[bool]
+    problems: Sequence[str]
     reference: str | None = None
 
 
 def choose(
     groups: Sequence[Group], options: DistilOptions, direction: Direction
 ) -> Iterator[tuple[int | None, list[float]]]:
-    """Yield the number of the text that --targets says, None if none is usable, and the scores of all."""
+    """Yield the number of the text that --targets says, None if all have problems, and the scores of all."""
     for group, scores in zip(groups, _score(groups, options, direction), strict=True):
-        usable = itertools.compress(range(len(scores)), group.usable)
-        yield max(usable, key=scores.__getitem__, default=None), scores  # of equal ones the first
+        numbers = [number for number, problem in enumerate(group.problems) if not problem]
+        yield max(numbers, key=scores.__getitem__, default=None), scores  # of equal ones the first
 
 
 def _score(groups: Sequence[Group], options: DistilOptions, direction: Direction) -> Iterator[list[float]]:
     targets, metric = options.targets, options.metric or ""
     if targets == "best":
         yield from ([0.0] * len(group.texts) for group in groups)
-    elif targets == "mbr":
+        return
+    outside = find_metric(metric, "--metric").scorer is not None
+    if targets == "mbr":
         from flaxformer_mt.translation.minimum_bayes_risk import MOST_REFERENCES, compare_texts
 
-        # All are references of a quick metric, which compares them at once, and those that are usable count.
-        quick = find_metric(metric, "--metric").scorer is None
-        counted = [[n for n, usable in enumerate(group.usable) if usable] for group in groups]
-        counted = counted if quick else [numbers[:MOST_REFERENCES] for numbers in counted]
-        compared = [
-            group.texts if quick else [group.texts[n] for n in numbers]
-            for group, numbers in zip(groups, counted, strict=True)
-        ]
-        lists = [(group.source, group.texts, texts) for group, texts in zip(groups, compared, strict=True)]
-        for numbers, matrix in zip(counted, compare_texts(lists, metric), strict=True):
-            columns = matrix[:, numbers] if quick else matrix.reshape(len(matrix), -1)
-            yield (columns.sum(axis=1) / max(1, len(numbers))).tolist()
-    else:
-        # A scorer from outside is asked for many lines at once; BLEU's tokenizer fits the script of one line.
-        size = max(1, len(groups)) if find_metric(metric, "--metric").scorer is not None else 1
-        for start in range(0, len(groups), size):
-            part = groups[start : start + size]
-            rows = [(group.source, text, group.reference or "") for group in part for text in group.texts]
-            sources, texts, references = ([row[column] for row in rows] for column in range(3))
-            given = references if targets == "nbest" else None
-            scores = iter(score_sentences(metric, sources, texts, given, direction=direction))
-            yield from ([next(scores) for _ in group.texts] for group in part)
+        # The texts without problems are references; for a scorer from outside, which is slow, some of them.
+        most = MOST_REFERENCES if outside else None
+        compared = []
+        for source, texts, problems, _ in groups:
+            references = [text for text, problem in zip(texts, problems, strict=True) if not problem]
+            compared.append((source, texts, references[:most]))
+        for matrix in compare_texts(compared, metric):
+            yield (matrix.sum(axis=1) / max(1, matrix.shape[1])).tolist()
+        return
+    # A scorer from outside is asked for many lines at once; BLEU's tokenizer fits the script of one line.
+    size = len(groups) if outside else 1
+    for start in range(0, len(groups), max(1, size)):
+        part = groups[start : start + size]
+        rows = [(group.source, text, group.reference or "") for group in part for text in group.texts]
+        sources, texts, references = ([row[column] for row in rows] for column in range(3))
+        known = references if targets == "nbest" else None
+        scores = iter(score_sentences(metric, sources, texts, known, direction=direction))
+        yield from ([next(scores) for _ in group.texts] for group in part)
 
 
 def write_choices(options: DistilOptions, candidates: str, direction: Direction) -> None:
@@ -108,34 +107,17 @@ def write_choices(options: DistilOptions, candidates: str, direction: Direction)
         count = files.enter_context(progress)
         count(output.done)
         while part := list(itertools.islice(rows, window)):
-            known = list(itertools.islice(references, len(part)))
-            for line in _choose_lines(part, known, checks, options, direction):
-                output.write([json.dumps(line, ensure_ascii=False)])
+            groups = [
+                Group(row.source, *checks.clean_all(*row), reference)
+                for row, reference in zip(part, references, strict=False)
+            ]
+            for row, group, (number, scores) in zip(
+                part, groups, choose(groups, options, direction), strict=True
+            ):
+                mended = number is not None and row.texts[number].strip() != group.texts[number]
+                choice = group._asdict() | {"number": number, "mended": mended, "scores": scores}
+                output.write([json.dumps(choice, ensure_ascii=False)])
             count(len(part))
-
-
-def _choose_lines(
-    rows: Sequence[Candidates],
-    references: Sequence[str | None],
-    checks: AnswerChecks,
-    options: DistilOptions,
-    direction: Direction,
-) -> Iterator[dict[str, Any]]:
-    answers = [checks.clean_all(*row) for row in rows]
-    groups = [
-        Group(row.source, [text for text, _ in group], [not problem for _, problem in group], reference)
-        for row, group, reference in zip(rows, answers, references, strict=True)
-    ]
-    for row, group, (number, scores) in zip(rows, answers, choose(groups, options, direction), strict=True):
-        yield {
-            "source": row.source,
-            "text": "" if number is None else group[number][0],
-            "number": number,
-            "mended": number is not None and row.texts[number].strip() != group[number][0],
-            "scores": scores,
-            "problems": [problem for _, problem in group],
-            "left_out": [row.texts[n][:_SHOWN] for n, (_, problem) in enumerate(group) if problem],
-        }
 
 
 class CandidateReport:
@@ -147,26 +129,23 @@ class CandidateReport:
 
     def read_pairs(self, options: DistilOptions) -> Iterator[tuple[str, str]]:
         """Yield each source with the text that was chosen, or "" without one."""
-        with open_lines(str(options.output / CHOICES), invalid_utf8="refuse") as text:
-            for line, choice in enumerate(map(json.loads, text.lines), start=1):
-                self.facts["candidates"] += len(choice["scores"])
+        with open_lines(str(options.output / CHOICES), invalid_utf8="refuse") as choices:
+            for line, choice in enumerate(map(json.loads, choices.lines), start=1):
+                source, texts, number = choice["source"], choice["texts"], choice["number"]
+                self.facts["candidates"] += len(texts)
                 self.facts["mended"] += choice["mended"]
-                self.facts["without_translation"] += choice["number"] is None and bool(
-                    choice["source"].strip()
-                )
-                answers = iter(choice["left_out"])
-                for number, (name, score) in enumerate(
-                    zip(choice["problems"], choice["scores"], strict=True)
-                ):
-                    kind = "chosen" if number == choice["number"] else "not chosen"
+                self.facts["without_translation"] += number is None and not is_blank(source)
+                scored = zip(texts, choice["problems"], choice["scores"], strict=True)
+                for place, (text, name, score) in enumerate(scored):
+                    kind = "chosen" if place == number else "not chosen"
                     self._scores["no translation" if name else kind].append(score)
                     if name:
                         problem = self.facts["problems"].setdefault(name, {"count": 0, "examples": []})
                         problem["count"] += 1
-                        place = {"line": line, "candidate": number + 1, "source": choice["source"][:_SHOWN]}
-                        example = place | {"text": next(answers)}
+                        example = {"line": line, "candidate": place + 1, "source": source[:_SHOWN]}
+                        example["text"] = text[:_SHOWN]
                         problem["examples"] += [example][: _EXAMPLES - len(problem["examples"])]
-                yield choice["source"], choice["text"]
+                yield source, "" if number is None else texts[number]
 
     def write_page(self, options: DistilOptions, report: dict[str, Any]) -> None:
         """Write DIR/report.html: counts, histograms of the scores, and the first of each problem."""

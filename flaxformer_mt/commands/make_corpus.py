@@ -223,6 +223,6 @@ def _choose_targets(
         references = _read(options.reference, options)
     rows = zip(_read(str(options.input), options), n_best, references, strict=False)
     while lists := list(itertools.islice(rows, _LISTS)):
-        groups = [Group(source, texts, [True] * len(texts), reference) for source, texts, reference in lists]
+        groups = [Group(source, texts, [""] * len(texts), reference) for source, texts, reference in lists]
         for group, (number, _) in zip(groups, choose(groups, options, direction), strict=True):
             yield group.texts[number or 0]

@@ -146,16 +146,13 @@ def chart_histograms(samples: Mapping[str, Sequence[float]], *, title: str, x_na
     every = [value for values in samples.values() for value in values]
     if not every:
         return []
-    low, high = map(float, np.quantile(every, [0.005, 0.995]))
-    edges = np.linspace(low, high if high > low else low + 1, _BINS + 1)
-    digits = next(n for n in range(2, 18) if len({f"{edge:.{n}g}" for edge in edges}) == len(edges))
-    groups: dict[str, list[tuple[int, Bar]]] = {f"{edge:.{digits}g}": [] for edge in edges[:-1]}
-    for number, values in enumerate(samples.values()):
-        counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
-        for group, count in zip(groups.values(), counts, strict=True):
-            group.append((number, Bar(100 * float(count) / max(1, len(values)), None)))
+    low, high = np.quantile(every, [0.005, 0.995])
+    clipped = [np.clip(values, low, high) for values in samples.values()]
+    percents = [np.full(len(values), 100 / max(1, len(values))) for values in clipped]
+    axes = _make_chart(x_name)
+    axes.hist(clipped, _BINS, range=(low, high), weights=percents, color=_RUN_COLORS[: len(samples)])
     lines = [Line(number, name, (), False) for number, name in enumerate(samples)]
-    return [chart._replace(lines=lines) for chart in chart_bars(groups, title=title, x_name=x_name)]
+    return [Chart(title, f"{_BINS} bins from {low:.4g} to {high:.4g}", _write_svg(axes), lines)]
 
 
 def _choose_points(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

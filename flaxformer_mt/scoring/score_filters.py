@@ -37,7 +37,9 @@ def read_filters(texts: Sequence[str], where: str) -> list[ScoreFilter]:
     """Read "kiwi>=0.4", a threshold, and "kiwi best 80%", a share."""
     filters = []
     for text in texts:
-        match = re.fullmatch(r"\s*([\w+-]+?)\s*(?:>=\s*(-?\d*\.?\d+)|\s+best\s+(\d*\.?\d+)%)\s*", text)
+        match = re.fullmatch(
+            r"\s*([\w+-]+?)\s*(?:>=\s*(-?\d*\.?\d+(?:e-?\d+)?)|\s+best\s+(\d*\.?\d+)%)\s*", text
+        )
         share = float(match[3] or 100) / 100 if match else 0
         if match is None or not 0 < share <= 1:
             raise UserError(f"{where} has {text!r}; give NAME>=SCORE, or 'NAME best 80%', above 0 to 100%")

@@ -33,8 +33,6 @@ _PREAMBLE, _LONG = 120, 20
 # Of a text in another language, the fewest words, and the share of them that the side may know; the fewest
 # lines to know a side by.
 _FEWEST_WORDS, _KNOWN, _FEWEST_LINES = 4, 0.15, 200
-
-
 # Of several answers to a source: the fewest, the share of its rare words that an answer has in common with
 # others; in how many lines a phrase stands at an edge that is in no other answer, and in which share of all.
 _FEWEST_ANSWERS, _SHARED, _RECURRING, _ALONE = 3, 0.25, 3, 0.8
@@ -110,50 +108,45 @@ class AnswerChecks:
     """Finds what is no translation; a sample of lines shows which scripts and words each side has."""
 
     def __init__(self, sample: Iterable[Candidates], rules: PairRules) -> None:
-        sample, self._rules, self._lines = list(sample), rules, 0
+        self._rules, self._lines, scripts = rules, 0, collections.Counter[str]()
         # In how many lines a word is; of several translations, each counts as a part of its line.
-        counts = collections.defaultdict[str, float](float), collections.defaultdict[str, float](float)
-        scripts = collections.Counter[str]()
+        of_sources, of_texts = collections.Counter[str](), collections.defaultdict[str, float](float)
+        seen, alone = collections.Counter[Edge](), collections.Counter[Edge]()
         for source, texts in sample:
             self._lines += bool(texts)
             scripts += count_scripts(texts)
-            for side, side_texts in zip(counts, ([source], texts), strict=True):
-                for word in (word for text in side_texts for word in _find_words(text)):
-                    side[word] += 1 / len(side_texts)
+            of_sources.update(_find_words(source))
+            for words, _, edges, lone in _compare(texts):
+                seen.update(edges)
+                alone.update(lone)
+                for word in words:
+                    of_texts[word] += 1 / len(texts)
+        self._phrases = {edge for edge, n in alone.items() if n >= max(_RECURRING, _ALONE * seen[edge])}
         self._scripts = {script for script, count in scripts.items() if 4 * count >= max(scripts.values())}
         if "HIRAGANA" in self._scripts:
             self._scripts |= {"KATAKANA", "CJK"}
         # The words of several lines, but for those that the other side has far more often.
+        self._lines_with = of_texts
         self._known = [
             {word for word, count in side.items() if count >= 2 and 2 * count >= other.get(word, 0)}
-            for side, other in (counts, counts[::-1])
+            for side, other in ((of_sources, of_texts), (of_texts, of_sources))
         ]
-        self._lines_with, seen, alone = counts[1], collections.Counter[Edge](), collections.Counter[Edge]()
-        for _, texts in sample:
-            for edges, lone in _compare_edges(texts):
-                seen.update(edges)
-                alone.update(lone)
-        self._phrases = {edge for edge, n in alone.items() if n >= max(_RECURRING, _ALONE * seen[edge])}
 
-    def clean_all(self, source: str, answers: Sequence[str]) -> list[tuple[str, str]]:
-        """Clean all answers to a source; of three or more, also by what the others have in common."""
+    def clean_all(self, source: str, answers: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return texts and problems as `clean`; of three or more, also by what the others have in common."""
         cleaned = [self.clean(source, answer) for answer in answers]
-        numbers = [number for number, (_, problem) in enumerate(cleaned) if not problem]
+        texts, problems = [text for text, _ in cleaned], [problem for _, problem in cleaned]
+        numbers = [number for number, problem in enumerate(problems) if not problem]
         if len(numbers) >= _FEWEST_ANSWERS:
-            texts = [cleaned[number][0] for number in numbers]
-            for number, text, others, (_, lone) in zip(
-                numbers, texts, _list_others(texts), _compare_edges(texts), strict=True
-            ):
-                rarity = {word: self._rarity(word) for word in _find_words(text)}
-                shared = sum(value for word, value in rarity.items() if word in others)
+            compared, most = _compare(texts[number] for number in numbers), self._lines + 2
+            for number, (words, others, _, lone) in zip(numbers, compared, strict=True):
+                rarity = {word: math.log(most / (self._lines_with.get(word, 0.0) + 1)) for word in words}
+                shared = sum(rarity[word] for word in words & others)
                 if others and shared < _SHARED * sum(rarity.values()):
-                    cleaned[number] = text, "outlier"
+                    problems[number] = "outlier"
                 elif lone & self._phrases:
-                    cleaned[number] = text, "remark"
-        return cleaned
-
-    def _rarity(self, word: str) -> float:
-        return math.log((self._lines + 2) / (self._lines_with.get(word, 0.0) + 1))
+                    problems[number] = "remark"
+        return texts, problems
 
     def clean(self, source: str, answer: str) -> tuple[str, str]:
         """Return the text of an answer, without marks around it and a preamble, and its problem or ""."""
@@ -197,17 +190,17 @@ def _find_words(text: str) -> set[str]:
     return set(_WORD.findall(text.casefold()))
 
 
-def _list_others(texts: Sequence[str]) -> list[set[str]]:
-    """Return for each text the words of all others."""
-    words = [_find_words(text) for text in texts]
-    return [set().union(*words[:number], *words[number + 1 :]) for number in range(len(words))]
+def _compare(texts: Iterable[str]) -> Iterator[tuple[set[str], set[str], set[Edge], set[Edge]]]:
+    """Yield the words of each text, and of all others; its edges, and those that no other text has.
 
-
-def _compare_edges(texts: Sequence[str]) -> Iterator[tuple[set[Edge], set[Edge]]]:
-    """Yield the first word with marks, the first two and last two words of each text; and the unique ones."""
-    for text, others in zip(texts, _list_others(texts), strict=True):
+    Edges are the first word with marks, the first two and last two words.
+    """
+    texts = list(texts)
+    sets = [_find_words(text) for text in texts]
+    for number, text in enumerate(texts):
+        others = set[str]().union(*sets[:number], *sets[number + 1 :])
         words = _WORD.findall(text.casefold())
         edges: set[Edge] = {(0, *words[:2]), (1, *words[-2:])}
         if words and not text.split()[0].isalnum():
             edges.add((0, words[0]))
-        yield edges, {edge for edge in edges if others and others.isdisjoint(edge)}
+        yield sets[number], others, edges, {edge for edge in edges if others and others.isdisjoint(edge)}

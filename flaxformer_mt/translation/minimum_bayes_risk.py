@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -18,25 +17,18 @@ from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.scoring.metrics import find_metric, need_no_references, score_sentences
-from flaxformer_mt.scoring.outside_scorers import UNKNOWN
 from flaxformer_mt.search import search_width
 from flaxformer_mt.translation.result import Translation, rank
+from flaxformer_mt.translation.segments import Segment
 
 _CHRF_ORDERS = range(1, 7)
 _RECALL_WEIGHT = 4  # beta squared
+# A segment with its best translation, and this with its alternatives.
+Ranked = tuple[Segment, Translation]
 # A source, different texts, and those with which they are compared.
 Compared = tuple[str, Sequence[str], Sequence[str]]
 # References of a sentence, at most, for a scorer from outside.
 MOST_REFERENCES = 16
-
-
-class Candidates(NamedTuple):
-    """The best translation of a source with its alternatives, of which the n best are asked for."""
-
-    source: str
-    best: Translation
-    n_best: int = 1
-    direction: Direction = UNKNOWN
 
 
 def _count_overlaps(bags: Sequence[Iterable[str]]) -> tuple[np.ndarray, np.ndarray]:
@@ -96,30 +88,35 @@ def count_candidates(search: SearchConfig, n_best: int) -> int:
     return search_width(search, n_best) if search.mbr or search.rerank else n_best
 
 
-def rank_candidates(found: Sequence[Candidates], search: SearchConfig) -> list[Translation]:
-    """Return the translation of each source as the best of n_best of its hypotheses or samples.
+def rank_candidates(found: Sequence[Ranked], search: SearchConfig) -> list[Ranked]:
+    """Return the translation of each segment as the best of n_best of its hypotheses or samples.
 
-    Scorers from outside are asked once for all sentences, and runs for all those of a direction.
+    Scorers from outside are asked once for all segments, and runs for all those of a direction.
     """
-    chosen = {number: one.best.n_best for number, one in enumerate(found) if one.best.tokens}
+    chosen = {number: best.n_best for number, (_, best) in enumerate(found) if best.tokens}
+    sources = [segment.text for segment, _ in found]
     if search.mbr:
         weights = {n: weigh_references(candidates, search) for n, candidates in chosen.items()}
-        groups = [(found[n].source, distinct_texts(chosen[n]), list(weights[n])) for n in chosen]
+        groups = [(sources[n], distinct_texts(chosen[n]), list(weights[n])) for n in chosen]
         for number, matrix in zip(weights, compare_texts(groups, search.mbr), strict=True):
             expected = matrix @ np.array(list(weights[number].values()))
             chosen[number] = tuple(choose_candidates(chosen[number], expected))
     elif search.rerank:
-        for direction in dict.fromkeys(found[number].direction for number in chosen):
-            rows = [(n, one) for n in chosen if found[n].direction == direction for one in chosen[n]]
-            sources, texts = [found[n].source for n, _ in rows], [one.text for _, one in rows]
-            scores = score_sentences(search.rerank, sources, texts, None, direction=direction)
+        directions = [Direction(one.source_language, one.target_language) for one, _ in found]
+        for direction in dict.fromkeys(directions[number] for number in chosen):
+            rows = [(n, one) for n in chosen if directions[n] == direction for one in chosen[n]]
+            columns = [sources[n] for n, _ in rows], [one.text for _, one in rows]
+            scores = score_sentences(search.rerank, *columns, None, direction=direction)
             ranked: dict[int, list[Translation]] = {n: [] for n, _ in rows}
             for (number, one), score in zip(rows, scores, strict=True):
                 ranked[number].append(_rescore(one, score, search.rerank_weight))
             chosen |= {n: tuple(sorted(ones, key=lambda one: -one.score)) for n, ones in ranked.items()}
-    elif all(len(one.best.alternatives) < one.n_best for one in found):
-        return [one.best for one in found]
-    return [rank(chosen.get(n, one.best.n_best)[: one.n_best]) for n, one in enumerate(found)]
+    elif all(len(best.alternatives) < segment.request.n_best for segment, best in found):
+        return list(found)
+    return [
+        (segment, rank(chosen.get(n, best.n_best)[: segment.request.n_best]))
+        for n, (segment, best) in enumerate(found)
+    ]
 
 
 def weigh_references(candidates: Sequence[Translation], search: SearchConfig) -> dict[str, float]:
@@ -151,8 +148,8 @@ def compare_texts(groups: Sequence[Compared], name: str) -> list[Float[np.ndarra
 
     BLEU has the tokenizer that the script of a source's references needs.
     """
-    if name == "chrf" and all(texts == references for _, texts, references in groups):
-        return [score_chrf(texts) for _, texts, _ in groups]
+    if name == "chrf" and all({*texts} >= {*references} for _, texts, references in groups):
+        return [score_chrf(texts)[:, [*map(texts.index, references)]] for _, texts, references in groups]
     if find_metric(name, "search.mbr").scorer is None:
         return [_score_pairs([group], name)[0] for group in groups]
     return _score_pairs(groups, name)
@@ -162,7 +159,8 @@ def _score_pairs(groups: Sequence[Compared], name: str) -> list[Float[np.ndarray
     rows = [(source, *pair) for source, *both in groups for pair in itertools.product(*both)]
     columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], []]
     scores = iter(score_sentences(name, *columns))
-    return [np.array([[next(scores) for _ in others] for _ in texts]) for _, texts, others in groups]
+    shapes = [(len(texts), len(references)) for _, texts, references in groups]
+    return [np.array([next(scores) for _ in range(n * m)]).reshape(n, m) for n, m in shapes]
 
 
 def distinct_texts(candidates: Sequence[Translation]) -> list[str]:

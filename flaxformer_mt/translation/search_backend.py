@@ -13,7 +13,6 @@ import jax
 import flaxformer_mt
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import check_n_best
-from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.decoding.forced_decoding import TokenScorer
 from flaxformer_mt.decoding.scheduler import Scheduler
 from flaxformer_mt.decoding.search_engine import PATIENCE, SearchEngine
@@ -23,7 +22,7 @@ from flaxformer_mt.parallel import default_device_kind, local_device_count
 from flaxformer_mt.parallel.processes import exchange, process_count, process_index
 from flaxformer_mt.search import SearchResult, search_width
 from flaxformer_mt.translation.alignment import annotate, check_annotations, choose_watched
-from flaxformer_mt.translation.minimum_bayes_risk import Candidates, count_candidates, rank_candidates
+from flaxformer_mt.translation.minimum_bayes_risk import count_candidates, rank_candidates
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import FAILED, NO_ANNOTATIONS, Annotations, Translation, one_line, rank
 from flaxformer_mt.translation.segments import Segment
@@ -129,14 +128,8 @@ class SearchBackend:
     def _read(self, found: Sequence[tuple[Segment, SearchResult]]) -> list[tuple[Segment, Translation]]:
         """Return the translations of results, in any thread."""
         translations = read_results([result for _, result in found], self._scorer.vocabs.target)
-        candidates = [
-            Candidates(
-                part.text, one, part.request.n_best, Direction(part.source_language, part.target_language)
-            )
-            for (part, _), one in zip(found, translations, strict=True)
-        ]
-        ranked = rank_candidates(candidates, self._search)
-        return [(segment, one) for (segment, _), one in zip(found, ranked, strict=True)]
+        segments = [segment for segment, _ in found]
+        return rank_candidates(list(zip(segments, translations, strict=True)), self._search)
 
     def _try_to_read(self, found: list[tuple[Segment, SearchResult]]) -> list[Translated]:
         try:

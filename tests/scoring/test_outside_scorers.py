@@ -225,7 +225,8 @@ def test_built_in_metrics_are_sacrebleus(tmp_path):
 
 def test_filters_keep_a_threshold_or_a_share():
     define_scorer(lambda sources, targets, references: [len(one) for one in targets], name="size")
-    least, best = read_filters(["size>=3", "size best 50%"], "--clean_scores")
+    least, best, tiny = read_filters(["size>=3", "size best 50%", "size >= -2.5e-05"], "--clean_scores")
+    assert tiny.least == -2.5e-05
     pairs = [("a", one) for one in ("xx", "xxx", "x", "xxx", "xxxx")]
     assert least.keep(pairs, UNKNOWN) == [False, True, False, True, True]
     assert best.keep(pairs, UNKNOWN) == [False, True, False, False, True]  # of equal ones the first

@@ -18,7 +18,6 @@ from flaxformer_mt.scoring import metrics
 from flaxformer_mt.scoring.metrics import score_sentences
 from flaxformer_mt.translation.minimum_bayes_risk import (
     MOST_REFERENCES,
-    Candidates,
     choose_candidates,
     compare_texts,
     distinct_texts,
@@ -26,7 +25,9 @@ from flaxformer_mt.translation.minimum_bayes_risk import (
     score_chrf,
     weigh_references,
 )
+from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import Translation
+from flaxformer_mt.translation.segments import Segment
 from flaxformer_mt.translation.translator import Translator
 
 TEXTS = [
@@ -39,6 +40,10 @@ TEXTS = [
     "Ein Hund!",
     "ü\u3000x",
 ]
+
+
+def segment(text, n_best=1):
+    return Segment(Request(text, n_best=n_best), text, text)
 
 
 def test_bleu_of_candidates_has_the_tokenizer_that_their_script_needs():
@@ -175,7 +180,7 @@ def test_an_outside_utility_has_no_more_than_16_references(monkeypatch):
         candidates = [make(text, -0.1 * number) for number, text in enumerate(texts[:size])]
         best = dataclasses.replace(candidates[0], alternatives=tuple(candidates[1:]))
         found, built_in = (
-            rank_candidates([Candidates("", best, size)], SearchConfig(mbr=mbr, method=method))[0].n_best
+            rank_candidates([(segment("", size), best)], SearchConfig(mbr=mbr, method=method))[0][1].n_best
             for mbr in ("similarity", "chrf")
         )
         taken = candidates[: len(texts) // 2] if method == "beam" else candidates[:: size // MOST_REFERENCES]
@@ -196,10 +201,10 @@ def test_a_scorer_ranks_hypotheses_alone_or_with_the_model(monkeypatch):
     define_scorer(lambda sources, hypotheses, references: [len(one) for one in hypotheses], name="size")
     best = dataclasses.replace(make("a", -1.0), alternatives=(make("bbb", -2.0), make("cc", -1.5)))
     blank = Translation("", score=np.nan, log_prob=0.0, tokens=())
-    found = [Candidates("x", best, 2), Candidates("y", blank), Candidates("z", make("d", -3.0))]
+    found = [(segment("x", 2), best), (segment("y"), blank), (segment("z"), make("d", -3.0))]
 
     def ranked(**options):
-        first, second, third = rank_candidates(found, SearchConfig(**options))
+        first, second, third = (one for _, one in rank_candidates(found, SearchConfig(**options)))
         assert second is blank or second.text == ""
         return [(one.text, one.score) for one in first.n_best], third.score
 
