@@ -1,7 +1,7 @@
 """The choice of one translation of each source: among hypotheses of a run, or candidates of any system.
 
-DIR/choices.jsonl has a line for each source of candidates: all texts, with score and problem of each, and the
-number of the one that was chosen. It is resumable; pairs, report and page are functions of it.
+DIR/choices.jsonl has, for each source, all texts with scores and problems, and the number of the
+choice. It is resumable; pairs, report and page are functions of it.
 """
 
 import array
@@ -111,9 +111,8 @@ def write_choices(options: DistilOptions, candidates: str, direction: Direction)
                 Group(row.source, *checks.clean_all(*row), reference)
                 for row, reference in zip(part, references, strict=False)
             ]
-            for row, group, (number, scores) in zip(
-                part, groups, choose(groups, options, direction), strict=True
-            ):
+            choices = choose(groups, options, direction)
+            for row, group, (number, scores) in zip(part, groups, choices, strict=True):
                 mended = number is not None and row.texts[number].strip() != group.texts[number]
                 choice = group._asdict() | {"number": number, "mended": mended, "scores": scores}
                 output.write([json.dumps(choice, ensure_ascii=False)])

@@ -125,8 +125,8 @@ class AnswerChecks:
         self._scripts = {script for script, count in scripts.items() if 4 * count >= max(scripts.values())}
         if "HIRAGANA" in self._scripts:
             self._scripts |= {"KATAKANA", "CJK"}
-        # The words of several lines, but for those that the other side has far more often.
         self._lines_with = of_texts
+        # The words of several lines, but for those that the other side has far more often.
         self._known = [
             {word for word, count in side.items() if count >= 2 and 2 * count >= other.get(word, 0)}
             for side, other in ((of_sources, of_texts), (of_texts, of_sources))
@@ -138,7 +138,7 @@ class AnswerChecks:
         texts, problems = [text for text, _ in cleaned], [problem for _, problem in cleaned]
         numbers = [number for number, problem in enumerate(problems) if not problem]
         if len(numbers) >= _FEWEST_ANSWERS:
-            compared, most = _compare(texts[number] for number in numbers), self._lines + 2
+            compared, most = _compare([texts[number] for number in numbers]), self._lines + 2
             for number, (words, others, _, lone) in zip(numbers, compared, strict=True):
                 rarity = {word: math.log(most / (self._lines_with.get(word, 0.0) + 1)) for word in words}
                 shared = sum(rarity[word] for word in words & others)
@@ -190,12 +190,11 @@ def _find_words(text: str) -> set[str]:
     return set(_WORD.findall(text.casefold()))
 
 
-def _compare(texts: Iterable[str]) -> Iterator[tuple[set[str], set[str], set[Edge], set[Edge]]]:
+def _compare(texts: Sequence[str]) -> Iterator[tuple[set[str], set[str], set[Edge], set[Edge]]]:
     """Yield the words of each text, and of all others; its edges, and those that no other text has.
 
     Edges are the first word with marks, the first two and last two words.
     """
-    texts = list(texts)
     sets = [_find_words(text) for text in texts]
     for number, text in enumerate(texts):
         others = set[str]().union(*sets[:number], *sets[number + 1 :])
