@@ -1,7 +1,7 @@
 """New pieces for a language that a vocabulary splits badly: characters that it lacks, and longer pieces.
 
-Longer pieces are learned by BPE (Sennrich et al. 2016) that begins with the pieces of the vocabulary, in place
-of characters.
+Longer pieces are learned by BPE (Sennrich et al. 2016) that begins with the pieces of the vocabulary, in
+place of characters.
 """
 
 import itertools
@@ -17,8 +17,8 @@ from flaxformer_mt.vocab.tokenizer_json import NewPiece, TokenizerJson
 _COVERAGE = 0.9995
 # Words are split badly if their pieces have fewer characters than this on average.
 _CHARACTERS_A_PIECE = 4
-# Without a number of new pieces, the neighbors that become one are as frequent as this in words that are split
-# badly: in number, and as a share of these words.
+# Without a number of new pieces, neighbors that become one are as frequent as this in words that are split
+# badly: in number, and as a share of their parts.
 _FEWEST, _SHARE = 10, 1e-5
 # The most pieces of the vocabulary that become one.
 _LONGEST = 12

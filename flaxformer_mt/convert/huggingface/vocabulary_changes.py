@@ -21,7 +21,7 @@ from flaxformer_mt.convert.huggingface.new_languages import NewTag, NewVocabular
 from flaxformer_mt.convert.huggingface.tokenizer_files import SETTINGS
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import open_input, read_lines
-from flaxformer_mt.vocab import PretrainedVocab, Vocabs
+from flaxformer_mt.vocab import PretrainedMetadata, PretrainedVocab, Vocabs
 from flaxformer_mt.vocab.model_file import SPACE, parse_model
 from flaxformer_mt.vocab.new_pieces import find_missing_characters, learn_pieces
 from flaxformer_mt.vocab.pretrained_tokenizers import BYTE_SPACE, SENTENCEPIECE_NAMES, TOKENIZER_JSON
@@ -29,6 +29,7 @@ from flaxformer_mt.vocab.pretrained_vocab import choose_pieces
 from flaxformer_mt.vocab.tokenizer_json import NewPiece, TokenizerJson
 
 _GENERATION = "generation_config.json"
+_SPECIAL_IDS = ("pad_id", "bos_id", "eos_id", "unk_id")
 # The entry in tokenizer.json of a tag that is text.
 _TEXT_TAG = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
 # The mark of a changed vocabulary, in config.json.
@@ -57,13 +58,9 @@ def change_vocabulary(
     new += [_make_tag(model, vocab, tag) for tag in new_tags]
     rebuilt = model.rebuild(kept, new)
     mark = {"vocab_size": len(kept) + len(new), OUR_KEY: {_MARK: "cut" if known else "extended"}}
-    files = _change_files(
-        files | {TOKENIZER_JSON: rebuilt}, {old: number for number, old in enumerate(kept)}, mark
-    )
-    numbers = {name: number for number, name in TokenizerJson(rebuilt).names.items()}
-    names = [*vocab.tags, *(tag.name for tag in new_tags if tag.relative)]
-    tags_left = {name: numbers[name] for name in names if name in numbers}
-    metadata = dataclasses.replace(vocab.metadata, kind="json", size=len(numbers), tags=tags_left)
+    numbers = {old: number for number, old in enumerate(kept)}
+    files = _change_files(files | {TOKENIZER_JSON: rebuilt}, numbers, mark)
+    metadata = _change_metadata(vocab, numbers, len(new), [tag.name for tag in new_tags if tag.relative])
     changed = PretrainedVocab(metadata, files, name="the new vocabulary")
     report = _describe(weights, len(kept), len(new))
     models = model, TokenizerJson(rebuilt)
@@ -92,8 +89,8 @@ def _choose_known_texts(texts: list[str], weights: Weights, new_languages: Seque
     found = {text for group in by_language.values() for text in group}
     if found and (lacking := [language for language, group in by_language.items() if not group]):
         raise UserError(
-            f"--vocab_text has {min(found)}, but no file of {lacking[0]}, whose subwords would be removed; give "
-            f"a file whose name ends in .{lacking[0]} too, or only text of the new language"
+            f"--vocab_text has {min(found)}, but none of {lacking[0]}, whose subwords would be removed; give a "
+            f"file named like text.{lacking[0]} too, or only text of the new language"
         )
     return found
 
@@ -102,8 +99,8 @@ def _refuse_second_cut(vocab: PretrainedVocab) -> None:
     mark = json.loads(vocab.files[CONFIG_NAME]).get(OUR_KEY)
     if isinstance(mark, dict) and mark.get(_MARK) == "cut":
         raise UserError(
-            "--vocab_text removes subwords, but those of this model were removed at an earlier import, and do "
-            "not come back; import the original model, or leave --vocab_text out"
+            "--vocab_text removes subwords, but the vocabulary of this model was cut before, and they do not "
+            "come back; import the original model, or leave --vocab_text out"
         )
 
 
@@ -132,7 +129,8 @@ def _choose_kept(
     if vocab.metadata.family == "mbart":
         tags = None  # transformers' class has all tags of its list
     gone = {number for tag, number in vocab.tags.items() if tags is not None and tag not in tags} - used
-    always = {vocab.unk_id, *vocab.metadata.first_ids, *vocab.tags.values(), *model.added} - gone
+    special = (vocab.pad_id, vocab.bos_id, vocab.eos_id, vocab.unk_id, *vocab.metadata.first_ids)
+    always = {*special, *vocab.tags.values(), *model.added} - gone
     pieces = vocab.pieces(range(vocab.size))
     return [number for number in choose_pieces(pieces, used, always=always) if number < vocab.size]
 
@@ -155,18 +153,27 @@ def _change_files(
     settings["split_special_tokens"] = True  # names of symbols inside a text are text, as in this package
     changed = {TOKENIZER_JSON: files[TOKENIZER_JSON], SETTINGS: _dump(settings)}
     for name, more in ((CONFIG_NAME, mark), (_GENERATION, {})):
-        stored = json.loads(files.get(name, b"{}"))
-        ids = {
-            key: numbers.get(old)
-            for key, old in stored.items()
-            if key.endswith("_token_id") and type(old) is int
-        }
-        stored = {
-            key: ids.get(key, value) for key, value in stored.items() if ids.get(key, value) is not None
-        }
-        if stored:
-            changed[name] = _dump(stored | more)
+        if name in files:
+            stored = json.loads(files[name])
+            ids = [key for key, old in stored.items() if key.endswith("_token_id") and isinstance(old, int)]
+            changed[name] = _dump(stored | {key: numbers.get(stored[key]) for key in ids} | more)
     return changed
+
+
+def _change_metadata(
+    vocab: PretrainedVocab, numbers: Mapping[int, int], new: int, new_tags: Sequence[str]
+) -> PretrainedMetadata:
+    """Return the metadata for new ids; the last of `new` pieces are tags."""
+    size = len(numbers) + new
+    tags = {tag: numbers[old] for tag, old in vocab.tags.items() if old in numbers}
+    return dataclasses.replace(
+        vocab.metadata,
+        kind="json",
+        size=size,
+        tags=tags | dict(zip(new_tags, range(size - len(new_tags), size), strict=True)),
+        first_ids=tuple(numbers[old] for old in vocab.metadata.first_ids),
+        **{name: numbers[getattr(vocab, name)] for name in _SPECIAL_IDS},
+    )
 
 
 def _dump(stored: Mapping[str, Any]) -> bytes:
@@ -186,9 +193,9 @@ def _change_rows(weights: Weights, vocab: PretrainedVocab, kept: list[int], new:
         means = [rows[list(piece.parts)].mean(axis=0, keepdims=True) for piece in new]
         rows = np.concatenate([rows[kept], *means])
         leaves[path] = np.ascontiguousarray(np.moveaxis(rows, 0, -1 if path == "output_kernel" else 0))
-    config = dataclasses.replace(
-        weights.config, vocab=dataclasses.replace(weights.config.vocab, size=vocab.size)
-    )
+    ids = {name: getattr(vocab, name) for name in _SPECIAL_IDS}
+    section = dataclasses.replace(weights.config.vocab, size=vocab.size, **ids)
+    config = dataclasses.replace(weights.config, vocab=section)
     return dataclasses.replace(weights, config=config, vocabs=Vocabs(vocab, vocab, joint=True), leaves=leaves)
 
 
