@@ -213,7 +213,7 @@ class ImportResult(TypedDict, total=False):
     parameters: int
     arrays: int
     pieces: int
-    # With `new_vocabulary`: pieces that went and came, rows of arrays and their megabytes; by file of text, the
+    # With `new_vocabulary`: pieces that went and came, rows of arrays and their megabytes; by file of text,
     # pieces of a word before and after, of which each unknown character is one.
     pieces_removed: int
     pieces_added: int

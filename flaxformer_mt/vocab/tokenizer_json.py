@@ -46,8 +46,8 @@ class TokenizerJson:
         model = stored["model"]
         if model.get("type") not in ("BPE", "Unigram"):
             raise UserError(
-                f"tokenizer.json has a {model.get('type')} model; only BPE and Unigram models can get or lose "
-                "pieces"
+                f"tokenizer.json has a {model.get('type')} model; only BPE and Unigram models can get or "
+                "lose pieces"
             )
         vocab = model["vocab"]
         ids = vocab if isinstance(vocab, dict) else {name: number for number, (name, _) in enumerate(vocab)}

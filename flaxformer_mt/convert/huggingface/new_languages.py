@@ -38,6 +38,10 @@ class NewTag(NamedTuple):
 def read_new_tags(weights: Weights, request: NewVocabulary, languages: Sequence[str]) -> list[NewTag]:
     """Return the tags that the vocabulary gets: T5 models without tags get one for each language."""
     style, vocab = weights.config.data.tag_style, weights.vocabs.target
+    if request.pieces is not None and not request.languages:
+        raise UserError(f"--new_pieces is {request.pieces} without --new_language; name the language too")
+    if request.pieces is not None and request.pieces < 0:
+        raise UserError(f"--new_pieces is {request.pieces}; it must be at least 0")
     if not isinstance(vocab, PretrainedVocab):
         flag = f"--vocab_text is {request.text[0]}" if request.text else "--new_language is given"
         raise UserError(f"{flag}, but this model has no vocabulary that can be changed")
@@ -50,8 +54,8 @@ def read_new_tags(weights: Weights, request: NewVocabulary, languages: Sequence[
             raise UserError("there is no --vocab_text; give a file of text in this language")
         if not vocab.tags and not by_text:
             raise UserError(
-                f"this {metadata.family} model has no tags of languages; give an NLLB-200, M2M100, mBART-50, MADLAD "
-                "or mT5 model"
+                f"this {metadata.family} model has no tags of languages; give an NLLB-200, M2M100, mBART-50, "
+                "MADLAD-400 or mT5 model"
             )
         tags = [_read_new_tag(text, languages, style, vocab) for text in request.languages]
     except UserError as error:

@@ -29,7 +29,6 @@ from flaxformer_mt.vocab.pretrained_vocab import choose_pieces
 from flaxformer_mt.vocab.tokenizer_json import NewPiece, TokenizerJson
 
 _GENERATION = "generation_config.json"
-_SPECIAL_IDS = ("pad_id", "bos_id", "eos_id", "unk_id")
 # The entry in tokenizer.json of a tag that is text.
 _TEXT_TAG = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
 # The mark of a changed vocabulary, in config.json.
@@ -89,8 +88,8 @@ def _choose_known_texts(texts: list[str], weights: Weights, new_languages: Seque
     found = {text for group in by_language.values() for text in group}
     if found and (lacking := [language for language, group in by_language.items() if not group]):
         raise UserError(
-            f"--vocab_text has {min(found)}, but none of {lacking[0]}, whose subwords would be removed; give a "
-            f"file named like text.{lacking[0]} too, or only text of the new language"
+            f"--vocab_text has {min(found)}, but none of {lacking[0]}, whose subwords would be removed; give "
+            f"a file named like text.{lacking[0]} too, or only text of the new language"
         )
     return found
 
@@ -172,7 +171,10 @@ def _change_metadata(
         size=size,
         tags=tags | dict(zip(new_tags, range(size - len(new_tags), size), strict=True)),
         first_ids=tuple(numbers[old] for old in vocab.metadata.first_ids),
-        **{name: numbers[getattr(vocab, name)] for name in _SPECIAL_IDS},
+        pad_id=numbers[vocab.pad_id],
+        bos_id=numbers[vocab.bos_id],
+        eos_id=numbers[vocab.eos_id],
+        unk_id=numbers[vocab.unk_id],
     )
 
 
@@ -193,7 +195,7 @@ def _change_rows(weights: Weights, vocab: PretrainedVocab, kept: list[int], new:
         means = [rows[list(piece.parts)].mean(axis=0, keepdims=True) for piece in new]
         rows = np.concatenate([rows[kept], *means])
         leaves[path] = np.ascontiguousarray(np.moveaxis(rows, 0, -1 if path == "output_kernel" else 0))
-    ids = {name: getattr(vocab, name) for name in _SPECIAL_IDS}
+    ids = {name: getattr(vocab, name) for name in ("pad_id", "bos_id", "eos_id", "unk_id")}
     section = dataclasses.replace(weights.config.vocab, size=vocab.size, **ids)
     config = dataclasses.replace(weights.config, vocab=section)
     return dataclasses.replace(weights, config=config, vocabs=Vocabs(vocab, vocab, joint=True), leaves=leaves)
