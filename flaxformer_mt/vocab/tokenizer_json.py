@@ -16,6 +16,8 @@ from flaxformer_mt.errors import UserError, importing
 # What a new piece of a Unigram model scores more than its parts, for each piece that it saves: less than
 # segmentations of a text usually differ by, and more than rounding.
 _BONUS = 1e-4
+# What that is less for each new piece before it: two segmentations are never equally good.
+_RANK = 1e-6
 # What symbols that no text has score less than any piece.
 _NEVER = 1000.0
 
@@ -116,8 +118,9 @@ class TokenizerJson:
         lowest = min(score for number, score in scores.items() if number not in self._silent)
         scores |= dict.fromkeys(self._silent, lowest - _NEVER) | {model["unk_id"]: lowest}
         yield from (scores.get(old, lowest) for old in kept)
-        for piece in new:
-            yield sum(scores.get(part, lowest) for part in piece.parts) + _BONUS * (len(piece.parts) - 1)
+        for rank, piece in enumerate(new):
+            bonus = _BONUS * (len(piece.parts) - 1) * (1 - _RANK * rank)
+            yield sum(scores.get(part, lowest) for part in piece.parts) + bonus
 
 
 def _merge_all(word: str, ranks: Mapping[tuple[str, ...], int]) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import random
 import warnings
 from pathlib import Path
@@ -120,12 +119,14 @@ def test_old_languages_keep_their_logits_and_new_rows_are_means(model):
     pieces, new_pieces = before.pieces(range(before.size)), after.pieces(range(after.size))
     kept = [number for number, piece in enumerate(pieces) if piece in new_pieces]
     assert new_pieces[: len(kept)] == [pieces[number] for number in kept]
-    assert said["pieces_added"] == after.size - len(kept) > 40
+    # The class that writes M2M100's tokenizer gives a name to one of the rows without one.
+    assert said["pieces_added"] == after.size - len(kept) - (name == "m2m_100") > 40
     split, joined = said["pieces_per_word"][str(folder / "corpus.tyv")]
     assert joined < split / 2
     for line in [*CORPUS, "das Hinterdorf in Gartenda"]:  # pieces are joined, and nothing else changes
         assert set(boundaries(new, line)) <= set(boundaries(old, line))
-    # Products of other shapes are summed in another order: so the old model gets rows of zeros for the new ones.
+    # Products of other shapes are summed in another order: so the old model gets rows of zeros for new ones.
+    kept += [kept[-1] + 1] * (name == "m2m_100")
     padded = {path: pad_rows(leaf, new.leaves[path].shape, kept) for path, leaf in old.leaves.items()}
     ids = [before.tokenize(line) for line in CORPUS]
     assert kept == list(range(len(kept)))
@@ -244,7 +245,7 @@ def test_with_text_of_the_old_languages_the_rest_goes_and_their_ids_stay(name, t
     languages = ["de", new.partition(":")[0]]
     options = {"languages": languages, "new_vocabulary": NewVocabulary(texts, [new])}
     said = import_run(tmp_path / "hub", run_dir=tmp_path / "run", **options)
-    assert said["pieces_removed"] > 0 and said["megabytes_removed"] > 0
+    assert said["rows_removed"] >= said["pieces_removed"] > 0
     assert len(set(said["pieces_per_word"][str(texts[0])])) == 1
     vocab = load_weights(tmp_path / "run").vocabs.target
     for line in CORPUS[::2]:
@@ -316,17 +317,10 @@ def folders(tmp_path_factory):
     ],
 )
 def test_wrong_input_is_named_in_one_line(folders, name, flags, message, tmp_path, capsys):
-    languages = (
-        []
-        if "--languages" in flags
-        else ["--languages=de,tyv_Cyrl" if name == "nllb" else "--languages=de,tyv"]
-    )
-    text = [] if "--vocab_text" in flags else [f"--vocab_text={folders}/corpus.tyv"]
-    command = ["import", str(folders / name), f"--run={tmp_path / 'run'}", *flags.format(folders).split()]
-    if name == "nllb" and flags in ("--new_pieces=9",):
-        languages = ["--languages=de,en"]
-    with pytest.raises(SystemExit) as caught:
-        main([*command, *languages, *text])
+    given = [] if "--languages" in flags else [f"--languages=de,{'tyv_Cyrl' if name == 'nllb' else 'tyv'}"]
+    given += [] if "--vocab_text" in flags else [f"--vocab_text={folders}/corpus.tyv"]
+    run = tmp_path / "run"
+    assert main(["import", str(folders / name), f"--run={run}", *flags.format(folders).split(), *given]) == 2
     said = [line for line in capsys.readouterr().err.split("\n") if line.startswith("error: ")]
-    assert caught.value.code == 2 and len(said) == 1 and message in said[0]
-    assert not (tmp_path / "run").exists()
+    assert len(said) == 1 and message in said[0]
+    assert not run.exists()
