@@ -16,12 +16,14 @@ import numpy as np
 
 from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.config.tag_styles import find_codes
+from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.formats import CONFIG_NAME, OUR_KEY, Weights
 from flaxformer_mt.convert.huggingface.new_languages import NewTag, NewVocabulary
+from flaxformer_mt.convert.huggingface.pretrained_config import read_family, read_vocab
 from flaxformer_mt.convert.huggingface.tokenizer_files import SETTINGS
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import open_input, read_lines
-from flaxformer_mt.vocab import PretrainedMetadata, PretrainedVocab, Vocabs
+from flaxformer_mt.vocab import PretrainedVocab, Vocabs
 from flaxformer_mt.vocab.model_file import SPACE, parse_model
 from flaxformer_mt.vocab.new_pieces import find_missing_characters, learn_pieces
 from flaxformer_mt.vocab.pretrained_tokenizers import BYTE_SPACE, SENTENCEPIECE_NAMES, TOKENIZER_JSON
@@ -57,10 +59,7 @@ def change_vocabulary(
     new += [_make_tag(model, vocab, tag) for tag in new_tags]
     rebuilt = model.rebuild(kept, new)
     mark = {"vocab_size": len(kept) + len(new), OUR_KEY: {_MARK: "cut" if known else "extended"}}
-    numbers = {old: number for number, old in enumerate(kept)}
-    files = _change_files(files | {TOKENIZER_JSON: rebuilt}, numbers, mark)
-    metadata = _change_metadata(vocab, numbers, len(new), [tag.name for tag in new_tags if tag.relative])
-    changed = PretrainedVocab(metadata, files, name="the new vocabulary")
+    changed = _read_changed(files | {TOKENIZER_JSON: rebuilt}, kept, mark)
     report = _describe(weights, len(kept), len(new))
     models = model, TokenizerJson(rebuilt)
     report["pieces_per_word"] = {text: [_measure(one, words[text]) for one in models] for text in words}
@@ -141,45 +140,27 @@ def _make_tag(model: TokenizerJson, vocab: PretrainedVocab, tag: NewTag) -> NewP
     return NewPiece(tag.name, (relative,), entry=model.added.get(relative))
 
 
-def _change_files(
-    files: Mapping[str, bytes], numbers: Mapping[int, int], mark: Mapping[str, Any]
-) -> dict[str, bytes]:
-    """Return the files that stay beside tokenizer.json, with its special symbols and the new ids."""
-    settings = json.loads(files[SETTINGS])
-    added = json.loads(files[TOKENIZER_JSON])["added_tokens"]
-    special = [token["content"] for token in added if token["special"]]
-    settings["extra_special_tokens"] = [name for name in special if name not in settings.values()]
-    settings["split_special_tokens"] = True  # names of symbols inside a text are text, as in this package
-    changed = {TOKENIZER_JSON: files[TOKENIZER_JSON], SETTINGS: _dump(settings)}
-    for name, more in ((CONFIG_NAME, mark), (_GENERATION, {})):
-        if name in files:
-            stored = json.loads(files[name])
-            ids = [key for key, old in stored.items() if key.endswith("_token_id") and isinstance(old, int)]
-            changed[name] = _dump(stored | {key: numbers.get(stored[key]) for key in ids} | more)
-    return changed
-
-
-def _change_metadata(
-    vocab: PretrainedVocab, numbers: Mapping[int, int], new: int, new_tags: Sequence[str]
-) -> PretrainedMetadata:
-    """Return the metadata for new ids; the last of `new` pieces are tags."""
-    size = len(numbers) + new
-    tags = {tag: numbers[old] for tag, old in vocab.tags.items() if old in numbers}
-    return dataclasses.replace(
-        vocab.metadata,
-        kind="json",
-        size=size,
-        tags=tags | dict(zip(new_tags, range(size - len(new_tags), size), strict=True)),
-        first_ids=tuple(numbers[old] for old in vocab.metadata.first_ids),
-        pad_id=numbers[vocab.pad_id],
-        bos_id=numbers[vocab.bos_id],
-        eos_id=numbers[vocab.eos_id],
-        unk_id=numbers[vocab.unk_id],
+def _read_changed(files: dict[str, bytes], kept: Sequence[int], mark: Mapping[str, Any]) -> PretrainedVocab:
+    """Read the vocabulary of a changed tokenizer.json, with the settings and ids that belong to it."""
+    stored = {name: json.loads(files[name]) for name in (SETTINGS, CONFIG_NAME, _GENERATION) if name in files}
+    special = [
+        token["content"] for token in json.loads(files[TOKENIZER_JSON])["added_tokens"] if token["special"]
+    ]
+    named = stored[SETTINGS].values()
+    stored[SETTINGS]["extra_special_tokens"] = [name for name in special if name not in named]
+    stored[SETTINGS]["split_special_tokens"] = (
+        True  # names of symbols inside a text are text, as in this package
     )
-
-
-def _dump(stored: Mapping[str, Any]) -> bytes:
-    return (json.dumps(stored, indent=2, ensure_ascii=False) + "\n").encode()
+    numbers = {old: number for number, old in enumerate(kept)}
+    for fields in stored.values():
+        ids = [name for name, old in fields.items() if name.endswith("_token_id") and isinstance(old, int)]
+        fields |= {name: numbers.get(fields[name]) for name in ids}
+    stored[CONFIG_NAME] |= mark
+    with tempfile.TemporaryDirectory() as folder:
+        for name, fields in stored.items():
+            formats.write_json(fields, Path(folder, name))
+        Path(folder, TOKENIZER_JSON).write_bytes(files[TOKENIZER_JSON])
+        return read_vocab(Path(folder), read_family(Path(folder), stored[CONFIG_NAME]))[0]
 
 
 def _list_matrices(weights: Weights) -> list[str]:
