@@ -26,7 +26,8 @@ _LONGEST = 12
 _FIRST = 0x10000
 
 
-def find_missing_characters(model: TokenizerJson, words: Mapping[str, int], unknown: int) -> list[NewPiece]:
+def find_missing_characters(model: TokenizerJson, words: Mapping[str, int]) -> list[NewPiece]:
+    """Return characters of words that are no piece, and stand for the unknown symbol."""
     known, counts = set(model.names.values()) | {SPACE}, Counter[str]()
     for word, count in words.items():
         counts.update(dict.fromkeys(word, count))
@@ -34,7 +35,7 @@ def find_missing_characters(model: TokenizerJson, words: Mapping[str, int], unkn
     missing = [(character, count) for character, count in counts.most_common() if character not in known]
     while missing and (spare := spare - missing[-1][1]) >= 0:
         missing.pop()
-    return [NewPiece(character, (unknown,)) for character, _ in missing]
+    return [NewPiece(character, (model.unknown,)) for character, _ in missing]
 
 
 def learn_pieces(

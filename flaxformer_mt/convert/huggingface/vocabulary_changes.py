@@ -50,9 +50,13 @@ def change_vocabulary(
     others = {word for text in known for word in words[text]}
     new_words = sum((words[text] for text in words if text not in known), Counter[str]())
     kept = [number for number in sorted(model.names) if number < vocab.size]
-    new = _make_new_pieces(model, kept, new_words, others, vocab.unk_id, request.pieces) if new_words else []
+    new = _make_new_pieces(model, kept, new_words, others, request.pieces) if new_words else []
     if known:
-        _refuse_second_cut(vocab)
+        if f'"{_MARK}": "cut"'.encode() in vocab.files[CONFIG_NAME]:
+            raise UserError(
+                "--vocab_text removes subwords, but the vocabulary of this model was cut before, and they do "
+                "not come back; import the original model, or leave --vocab_text out"
+            )
         extended = TokenizerJson(model.rebuild(kept, new))
         used = {kept[number] for number in extended.list_used(others | set(new_words)) if number < len(kept)}
         kept = _choose_kept(model, vocab, used, tags)
@@ -60,9 +64,7 @@ def change_vocabulary(
     rebuilt = model.rebuild(kept, new)
     mark = {"vocab_size": len(kept) + len(new), OUR_KEY: {_MARK: "cut" if known else "extended"}}
     changed = _read_changed(files | {TOKENIZER_JSON: rebuilt}, kept, mark)
-    report = _describe(weights, len(kept), len(new))
-    models = model, TokenizerJson(rebuilt)
-    report["pieces_per_word"] = {text: [_measure(one, words[text]) for one in models] for text in words}
+    report = _describe(weights, len(kept), len(new), (model, TokenizerJson(rebuilt)), words)
     return _change_rows(weights, changed, kept, new), report
 
 
@@ -77,9 +79,7 @@ def _count_words(model: TokenizerJson, text: str) -> Counter[str]:
 def _choose_known_texts(texts: list[str], weights: Weights, new_languages: Sequence[str]) -> set[str]:
     """Return the files of the languages in use that the model has, if there is one for each."""
     new = {text.partition(":")[0] for text in new_languages}
-    languages = {
-        language for direction in find_directions(weights.config.data) for language in direction
-    } - new
+    languages = set[str]().union(*find_directions(weights.config.data)) - new
     by_language = {
         language: [text for text in texts if Path(text).suffix[1:] in {language, *find_codes(language)}]
         for language in sorted(languages)
@@ -93,30 +93,16 @@ def _choose_known_texts(texts: list[str], weights: Weights, new_languages: Seque
     return found
 
 
-def _refuse_second_cut(vocab: PretrainedVocab) -> None:
-    mark = json.loads(vocab.files[CONFIG_NAME]).get(OUR_KEY)
-    if isinstance(mark, dict) and mark.get(_MARK) == "cut":
-        raise UserError(
-            "--vocab_text removes subwords, but the vocabulary of this model was cut before, and they do not "
-            "come back; import the original model, or leave --vocab_text out"
-        )
-
-
 def _make_new_pieces(
-    model: TokenizerJson,
-    named: list[int],
-    words: Counter[str],
-    others: set[str],
-    unknown: int,
-    most: int | None,
+    model: TokenizerJson, named: list[int], words: Counter[str], others: set[str], most: int | None
 ) -> list[NewPiece]:
-    characters = find_missing_characters(model, words, unknown)
+    """Return characters that the model lacks, and what is learned from its pieces and these."""
+    characters = find_missing_characters(model, words)
     extended = TokenizerJson(model.rebuild(named, characters))
     parts = [*((number,) for number in named), *(piece.parts for piece in characters)]
     learned = learn_pieces(extended, words, others, most=most)
     return characters + [
-        piece._replace(parts=tuple(old for number in piece.parts for old in parts[number]))
-        for piece in learned
+        piece._replace(parts=sum((parts[one] for one in piece.parts), ())) for piece in learned
     ]
 
 
@@ -143,14 +129,11 @@ def _make_tag(model: TokenizerJson, vocab: PretrainedVocab, tag: NewTag) -> NewP
 def _read_changed(files: dict[str, bytes], kept: Sequence[int], mark: Mapping[str, Any]) -> PretrainedVocab:
     """Read the vocabulary of a changed tokenizer.json, with the settings and ids that belong to it."""
     stored = {name: json.loads(files[name]) for name in (SETTINGS, CONFIG_NAME, _GENERATION) if name in files}
-    special = [
-        token["content"] for token in json.loads(files[TOKENIZER_JSON])["added_tokens"] if token["special"]
-    ]
-    named = stored[SETTINGS].values()
-    stored[SETTINGS]["extra_special_tokens"] = [name for name in special if name not in named]
-    stored[SETTINGS]["split_special_tokens"] = (
-        True  # names of symbols inside a text are text, as in this package
-    )
+    settings, added = stored[SETTINGS], json.loads(files[TOKENIZER_JSON])["added_tokens"]
+    named = [token for name, token in settings.items() if name.endswith("_token")]
+    special = [token["content"] for token in added if token["special"]]
+    settings["extra_special_tokens"] = [token for token in special if token not in named]
+    settings["split_special_tokens"] = True  # symbols inside a text are text, as in this package
     numbers = {old: number for number, old in enumerate(kept)}
     for fields in stored.values():
         ids = [name for name, old in fields.items() if name.endswith("_token_id") and isinstance(old, int)]
@@ -182,18 +165,22 @@ def _change_rows(weights: Weights, vocab: PretrainedVocab, kept: list[int], new:
     return dataclasses.replace(weights, config=config, vocabs=Vocabs(vocab, vocab, joint=True), leaves=leaves)
 
 
-def _describe(weights: Weights, kept: int, new: int) -> dict[str, Any]:
+def _describe(
+    weights: Weights, kept: int, new: int, models: Sequence[TokenizerJson], words: Mapping[str, Counter[str]]
+) -> dict[str, Any]:
+    """Return what `ImportResult` says about a change of the vocabulary."""
     old, paths = weights.vocabs.target.size, _list_matrices(weights)
     row = sum(weights.leaves[path].nbytes for path in paths) / old / 1e6
     report: dict[str, Any] = {}
     for what, number in (("removed", old - kept), ("added", new)):
         rows = {f"pieces_{what}": number, f"rows_{what}": number * len(paths)}
         report |= rows | {f"megabytes_{what}": round(number * row, 2)}
-    return report
-
-
-def _measure(model: TokenizerJson, words: Counter[str]) -> float:
-    return round(sum(count * model.count_pieces(word) for word, count in words.items()) / words.total(), 2)
+    pieces = {
+        text: [sum(count * model.count_pieces(word) for word, count in counts.items()) for model in models]
+        for text, counts in words.items()
+    }
+    averages = {text: [round(one / words[text].total(), 2) for one in pair] for text, pair in pieces.items()}
+    return report | {"pieces_per_word": averages}
 
 
 def _convert(vocab: PretrainedVocab) -> dict[str, bytes]:
@@ -215,7 +202,7 @@ def _convert(vocab: PretrainedVocab) -> dict[str, bytes]:
         if other != piece and piece != f"<unnamed {number}>":
             raise UserError(
                 f"transformers gives the id {number} to {other}, and the files of the model to {piece}; "
-                "update transformers, or import a model whose files have a tokenizer.json"
+                "import a model whose files have a tokenizer.json"
             )
     return files
 
