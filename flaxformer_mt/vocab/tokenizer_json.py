@@ -57,7 +57,7 @@ class TokenizerJson:
         self.added = {token["id"]: token for token in stored.get("added_tokens", [])}
         self.names = {number: name for name, number in ids.items()}
         self.names |= {number: token["content"] for number, token in self.added.items()}
-        self.unknown: int = model["unk_id"] if "unk_id" in model else ids[model["unk_token"]]
+        self.unknown: int = model["unk_id"] if "unk_id" in model else ids.get(model["unk_token"], -1)
         self._ids = {name: number for number, name in self.names.items()}
         self._merges = [
             tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model.get("merges", [])
