@@ -7,7 +7,7 @@
     marian, pegasus     the formats marian and hf-pre-norm
 
 The model_type of config.json says which one it is. An export writes the arrays under the names of the class,
-and all other files as the import has found them.
+and all other files as the import has found or changed them.
 """
 
 from collections.abc import Mapping

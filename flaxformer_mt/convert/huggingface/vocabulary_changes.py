@@ -51,8 +51,9 @@ def change_vocabulary(
     new_words = sum((words[text] for text in words if text not in known), Counter[str]())
     kept = [number for number in sorted(model.names) if number < vocab.size]
     new = _make_new_pieces(model, kept, new_words, others, request.pieces) if new_words else []
+    was_cut = f'"{_MARK}": "cut"'.encode() in vocab.files[CONFIG_NAME]
     if known:
-        if f'"{_MARK}": "cut"'.encode() in vocab.files[CONFIG_NAME]:
+        if was_cut:
             raise UserError(
                 "--vocab_text removes subwords, but the vocabulary of this model was cut before, and they do "
                 "not come back; import the original model, or leave --vocab_text out"
@@ -62,7 +63,7 @@ def change_vocabulary(
         kept = _choose_kept(model, vocab, used, tags)
     new += [_make_tag(model, vocab, tag) for tag in new_tags]
     rebuilt = model.rebuild(kept, new)
-    mark = {"vocab_size": len(kept) + len(new), OUR_KEY: {_MARK: "cut" if known else "extended"}}
+    mark = {"vocab_size": len(kept) + len(new), OUR_KEY: {_MARK: "cut" if known or was_cut else "extended"}}
     changed = _read_changed(files | {TOKENIZER_JSON: rebuilt}, kept, mark)
     report = _describe(weights, len(kept), len(new), (model, TokenizerJson(rebuilt)), words)
     return _change_rows(weights, changed, kept, new), report
