@@ -579,8 +579,15 @@ class ImportOptions:
     # for models of many languages (--format=hf). None: those that the model's files name, or de,en.
     languages: tuple[str, ...] | None = None
     # With --format=hf: files of text in the languages in use. Subwords that do not occur in these files are
-    # removed from vocabulary and embeddings. None: all are kept.
+    # removed from vocabulary and embeddings. With --new_language: files of its text, and of text in all other
+    # languages in use, named like text.de, if subwords are to be removed. None: all are kept.
     vocab_text: tuple[str, ...] | None = None
+    # With --vocab_text: languages of --languages that the model lacks, each with a related one whose tag has
+    # its row copied, as in tyv_Cyrl:kaz_Cyrl. For T5 models without tags: tyv. None: no new languages.
+    new_language: tuple[str, ...] | None = None
+    # Number of subwords that are learned for new languages. None: all that are frequent in words that have
+    # fewer than 4 characters a subword.
+    new_pieces: int | None = None
     # Config file, or name of a recipe, that describes the model. None: the model's files describe it.
     config: str | None = None
     # Folder of the vocabularies: SentencePiece models (joint.model, or source.model and target.model), or
