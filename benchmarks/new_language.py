@@ -1,7 +1,7 @@
 """Does a model learn a language sooner whose rows are copies and means? A relexified toy language tells.
 
     PYTHONPATH=. python benchmarks/new_language.py texts --work=W
-    PYTHONPATH=. python benchmarks/new_language.py random_rows --work=W --run=W/means --parent=W/parent --seed=1
+    PYTHONPATH=. python benchmarks/new_language.py random_rows --work=W --run=W/means --parent=W/parent
     PYTHONPATH=. python benchmarks/new_language.py curves RUN ... --threshold=30
 
 The language qaa is the German of toy_de_en with another word in the place of each (der Hund: nofe Tiwu): the
@@ -24,6 +24,7 @@ import numpy as np
 SIZES = {"old": {"train": 6000, "valid": 200, "test": 300}, "new": {"train": 2000, "valid": 200, "test": 300}}
 NEW = "qaa_Latn"
 _WIDTH, _PIECES = 64, 1200
+_LETTERS = ("bdfgklmnprstvwz", "aeiouäöü")
 
 
 def main() -> None:
@@ -42,10 +43,10 @@ def main() -> None:
     if options.action == "texts":
         write_texts(options.work)
     elif options.action == "random_rows":
-        draw_rows(options.run, options.parent, options.work / f"random_{options.seed}", options.seed)
+        draw_rows(options.run, options.parent, options.work / f"random_rows_{options.seed}", options.seed)
     else:
         for run in options.runs:
-            print(describe_curve(run, options.threshold))
+            print(run.name, describe_curve(run, options.threshold))
 
 
 def write_texts(work: Path) -> None:
@@ -71,16 +72,15 @@ def split_words(line: str) -> list[str]:
 
 
 def make_words(words: Iterable[str]) -> dict[str, str]:
-    """Return a made-up word for each word: syllables of German's letters, none of them a word itself."""
-    known, dice, made = sorted(set(words)), random.Random(7), dict[str, str]()
-    taken = set(known)
-    for word in known:
-        while (
-            new := "".join(dice.choice(("bdfgklmnprstvwz", "aeiouäöü")[i % 2]) for i in range(len(word)))
-        ) in taken:
-            word += "x"  # a longer one
-        taken.add(new)
-        made[known[len(made)]] = new
+    """Return a made-up word for each word, as long or a little longer; none of them is a word itself."""
+    dice, made = random.Random(7), dict[str, str]()
+    taken = known = set(words)
+    for word in sorted(known):
+        new, length = word, 2 * len(word)
+        while new in taken:
+            new = "".join(dice.choice(_LETTERS[number % 2]) for number in range(length // 2))
+            length += 1  # short words run out
+        taken, made[word] = taken | {new}, new
     return made
 
 
@@ -146,7 +146,7 @@ def draw_rows(run: Path, parent: Path, output: Path, seed: int) -> None:
 
 
 def describe_curve(run: Path, threshold: float) -> str:
-    """Return a row: run, update of the threshold, and BLEU of new and old directions at the end."""
+    """Return the update of the threshold, the last BLEU of new and old directions, and the curve."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     points = []
     for line in lines:
@@ -161,9 +161,7 @@ def describe_curve(run: Path, threshold: float) -> str:
             reached = f"{step + (later - step) * (threshold - score) / (better - score):.0f}"
             break
     curve = " ".join(f"{score:.1f}" for _, score, _ in points)
-    return (
-        f"{run.name}: BLEU {threshold:g} at {reached}; new {points[-1][1]:.1f}, old {points[-1][2]}; {curve}"
-    )
+    return f"{threshold:g} at {reached}; last: new {points[-1][1]:.1f}, old {points[-1][2]}; new: {curve}"
 
 
 if __name__ == "__main__":
