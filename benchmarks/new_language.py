@@ -21,7 +21,7 @@ from statistics import fmean
 
 import numpy as np
 
-SIZES = {"old": {"train": 6000, "valid": 200, "test": 300}, "new": {"train": 2000, "valid": 200, "test": 300}}
+SIZES = {"old": {"train": 6000, "valid": 100, "test": 200}, "new": {"train": 2000, "valid": 100, "test": 200}}
 NEW = "qaa_Latn"
 _WIDTH, _PIECES = 64, 1200
 _LETTERS = ("bdfgklmnprstvwz", "aeiouäöü")

@@ -8,7 +8,7 @@ python -m flaxformer_mt import $W/random --run=$W/start --languages=de,en
 python -m flaxformer_mt train --init=$W/start --run=$W/parent --config.data.max_source_length=64 --config.data.max_target_length=64 \
     --config.data.dataset=parallel_text@$W/old:de-en,parallel_text@$W/old:en-de --config.data.batch_tokens=2048 \
     --config.data.num_shapes=4 --config.optim.learning_rate=4e-3 --config.optim.schedule=linear --config.optim.warmup_steps=200 \
-    --config.optim.ema_decay=0.99 --config.train.steps=2000 --config.train.evaluate_every=500 --config.train.checkpoint_every=500 \
+    --config.optim.ema_decay=0.99 --config.train.steps=1500 --config.train.evaluate_every=1500 --config.train.checkpoint_every=1500 \
     --config.train.loss_chunk_tokens=256 --config.search.method=greedy
 python -m flaxformer_mt export $W/parent --format=hf --output=$W/hub
 
