@@ -33,7 +33,8 @@ class Parent(NamedTuple):
     @property
     def new_sets(self) -> int:
         """Directions of the corpus: with language tags both, without them the one that is named."""
-        return 1 if self.config.data.tag_style in ("opus", "t5") else 2
+        data = self.config.data
+        return 2 if data.tag_style not in ("opus", "t5") or data.target_tags == "always" else 1
 
 
 def read_parent(options: NewOptions) -> Parent | None:
@@ -78,8 +79,9 @@ def choose_sets(parent: Parent, corpus: Direction, replay: str | None) -> list[C
     if parent.new_sets == 2:
         sets = [(name, each) for name, one in sets for each in (one, one.reverse)]
     names = ",".join(f"{name}:{one.name}" for name, one in dict.fromkeys(sets))
-    style = Choice("data.tag_style", parent.config.data.tag_style, f"as in {parent.name}")
-    return [Choice("data.dataset", names, reason), style]
+    data = parent.config.data
+    style = Choice("data.tag_style", data.tag_style, f"as in {parent.name}")
+    return [Choice("data.dataset", names, reason), style, Choice("data.target_tags", data.target_tags, "")]
 
 
 def choose_weights(parent: Parent, sizes: Sequence[int]) -> Choice:
