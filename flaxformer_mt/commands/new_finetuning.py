@@ -18,8 +18,8 @@ _REPLAY, _TEMPERATURE = 0.25, 5
 # Bytes of a trained parameter: itself, its gradient, two moments of Adam, and the moving average. If they
 # need more than this share of the memory, too little is left for activations.
 _BYTES, _MOST_MEMORY = 20, 0.6
-# Factor of the learning rate for LoRA.
-_LORA_RATE = 10
+# Factor of the learning rate for LoRA, which is also that of the embeddings.
+_LORA_RATE = 3
 
 
 class Parent(NamedTuple):
@@ -101,7 +101,8 @@ def adapt(parent: Parent, machine: Machine, choices: Sequence[Choice]) -> list[C
     trained = Choice("optim.freeze", (), f"all are trained, embeddings too, as new rows must be: {size}")
     if machine.memory is not None and needed > _MOST_MEMORY * machine.memory:
         why = f"{size}, of {machine.memory / (1 << 30):.0f}; embeddings in full, as new rows must be"
-        trained = Choice("optim.lora", LoraConfig(rank=32, also_train=("*_embedding",)), why)
+        output = () if parent.config.model.tying in ("all", "target_output") else ("output_kernel",)
+        trained = Choice("optim.lora", LoraConfig(rank=32, also_train=("*_embedding", *output)), why)
         rate *= _LORA_RATE
     changes = [
         Choice("optim.learning_rate", rate, "for a trained model of this width; it falls to 0 at the end"),

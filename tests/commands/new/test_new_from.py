@@ -15,12 +15,14 @@ from benchmarks.originals.tiny_hub import MAKERS
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.commands.new_finetuning import Parent, adapt, choose_sets, choose_weights
 from flaxformer_mt.commands.new_sizing import Choice, Machine
-from flaxformer_mt.config import Config, DataConfig
+from flaxformer_mt.config import Config, DataConfig, OptimConfig
 from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.config.files import load_config, read_config
 from flaxformer_mt.convert.import_run import import_run
 from flaxformer_mt.data.prepare import prepare
 from flaxformer_mt.evaluation.score_breakdowns import describe_directions
+from flaxformer_mt.runs.load_run import load_trained
+from flaxformer_mt.training.trained_parameters import check_patterns, is_trained
 from flaxformer_mt.vocab import load_vocabs
 
 WORDS = "der die das ein Hund Katze Milch Buch Garten the a dog cat milk book garden".split()
@@ -132,12 +134,19 @@ def test_without_language_tags_a_set_has_one_direction():
 
 def test_a_model_that_fills_the_memory_gets_factors_of_low_rank():
     sized = [Choice("optim.learning_rate", 2e-3, ""), Choice("model.dtype", "bfloat16", "")]
-    parent = make_parent(parameters=600_000_000)  # 12 GB with gradients, moments and the average
+    parent, small = (
+        make_parent(parameters=600_000_000),
+        CPU._replace(memory=16 << 30),
+    )
     for memory, is_lora in ((None, False), (80 << 30, False), (16 << 30, True)):
         values = {one.name: one.value for one in adapt(parent, CPU._replace(memory=memory), sized)}
         assert ("optim.lora" in values, "optim.freeze" in values) == (is_lora, not is_lora)
-        assert values["optim.learning_rate"] == pytest.approx((10 if is_lora else 1) * 0.1 / 512, rel=0.01)
+        assert values["optim.learning_rate"] == pytest.approx((3 if is_lora else 1) * 0.1 / 512, rel=0.01)
         assert values["model.dtype"] == "bfloat16"
+    params, config = load_trained("base", checkpoint="last").params, read_config(Path("base/config.json"))
+    (lora,) = (one.value for one in adapt(parent._replace(config=config), small, sized) if "lora" in one.name)
+    check_patterns(params, OptimConfig(lora=lora))
+    assert is_trained("shared_embedding/embedding", OptimConfig(lora=lora))
 
 
 def test_directions_are_shown_beside_compared_systems():
