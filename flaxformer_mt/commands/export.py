@@ -12,8 +12,10 @@ def export(options: ExportOptions) -> object:
 
 
 def import_model(options: ImportOptions) -> object:
+    from flaxformer_mt.convert.huggingface.new_languages import NewVocabulary
     from flaxformer_mt.convert.import_run import import_run
 
+    new_vocabulary = NewVocabulary(options.vocab_text or (), options.new_language or (), options.new_pieces)
     return import_run(
         options.input,
         format_name=options.format,
@@ -22,5 +24,5 @@ def import_model(options: ImportOptions) -> object:
         vocab=options.vocab,
         tolerance=options.tolerance,
         languages=options.languages,
-        vocab_text=options.vocab_text or (),
+        new_vocabulary=None if new_vocabulary == NewVocabulary() else new_vocabulary,
     )

@@ -61,7 +61,12 @@ _AROUND = {"opus": ">>{}<<", "madlad": "<2{}>", "m2m_100": "__{}__"}
 # Style -> codes by two-letter code, and an example.
 _CODES = {"nllb": (_NLLB, "deu_Latn"), "mbart_50": (_MBART_50, "de_DE")}
 # Style -> form of its tags, of the styles whose tags are pieces of a vocabulary.
-_FORMS = {"nllb": r"[a-z]{3}_[A-Z][a-z]{3}", "mbart_50": r"[a-z]{2}_[A-Z]{2}", "madlad": r"<2[A-Za-z_]+>"}
+_FORMS = {
+    "nllb": r"[a-z]{3}_[A-Z][a-z]{3}",
+    "mbart_50": r"[a-z]{2,3}_[A-Z]{2}",
+    "m2m_100": r"__[a-z]{2,3}(_[A-Za-z]+)?__",
+    "madlad": r"<2[A-Za-z_]+>",
+}
 
 
 def spell_tag(style: TagStyle, language: str) -> str:

@@ -7,7 +7,7 @@ to some of them.
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -21,6 +21,7 @@ from flaxformer_mt.config.files import read_file
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.export_run import TOLERANCE
 from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, find_format
+from flaxformer_mt.convert.huggingface.new_languages import NewTag, NewVocabulary, read_new_tags
 from flaxformer_mt.convert.hub_store import fetch_model, find_hub_name
 from flaxformer_mt.convert.parity_check import OwnOutputs, Parity, check_tolerance, compare, compute_own
 from flaxformer_mt.convert.sentencepiece_file import Specials, make_word_model
@@ -28,9 +29,8 @@ from flaxformer_mt.errors import UserError, describe_error, importing
 from flaxformer_mt.object_store.remote_runs import fetch_input, open_copy, publish
 from flaxformer_mt.parameter_trees import nest_leaves
 from flaxformer_mt.runs.load_run import write_new_run
-from flaxformer_mt.text_io.lines import open_input, read_lines
 from flaxformer_mt.translation.language_tags import check_language
-from flaxformer_mt.vocab import PretrainedVocab, Vocab, Vocabs, load_vocabs
+from flaxformer_mt.vocab import Vocab, Vocabs, load_vocabs
 from flaxformer_mt.vocab.model_file import SPACE
 
 # model_type of config.json, as transformers writes it -> format.
@@ -165,15 +165,18 @@ def _read_words(path: Path) -> Vocab:
     return Vocab(make_word_model(words, Specials(**symbols)), name=str(path))  # type: ignore[arg-type]
 
 
-def choose_languages(weights: Weights, languages: Sequence[str]) -> Config:
+def choose_languages(weights: Weights, languages: Sequence[str], new_tags: Collection[str] = ()) -> Config:
     """Return the config of a model of many languages for the directions between some of them.
 
     A model without tags translates from the first language to the second one, whatever its files say.
+    `new_tags` are tags that the vocabulary will get.
     """
-    data, tags = weights.config.data, weights.vocabs.target.tags
+    data, tags = weights.config.data, dict.fromkeys((*weights.vocabs.target.tags, *new_tags), 0)
     if len(set(languages)) < 2 or len(set(languages)) < len(languages):
         raise UserError(f"--languages is {','.join(languages)}; give two different ones, as de,en")
-    if data.tag_style == "opus" and len(languages) > 2:
+    if data.tag_style == "opus" and new_tags:
+        data = dataclasses.replace(data, target_tags="always")
+    elif data.tag_style == "opus" and len(languages) > 2:
         raise UserError(
             f"--languages is {','.join(languages)}, but this model has no tags of languages; give the two "
             "that it translates between, as de,en"
@@ -185,32 +188,10 @@ def choose_languages(weights: Weights, languages: Sequence[str]) -> Config:
         data = dataclasses.replace(data, dataset=",".join(f"parallel_text:{a}-{b}" for a, b in pairs))
     if data.tag_style == "t5":
         _list_tags(data)  # raises for a language that T5 has no name for
-    elif tags:
+    elif tags and data.tag_style != "opus":
         for language in languages:
             check_language(language, "--languages", data, tags)
     return dataclasses.replace(weights.config, data=data)
-
-
-def cut_vocabulary(weights: Weights, texts: Sequence[str | Path], languages: Sequence[str] | None) -> Weights:
-    """Return a model with the pieces that texts have, and the tags of some languages (None: all)."""
-    vocab = weights.vocabs.target
-    assert isinstance(vocab, PretrainedVocab)
-    tags = None if languages is None else _list_tags(weights.config.data)
-    cut = vocab.cut(_read_texts(texts), tags=tags)
-    kept_ids = np.asarray(cut.metadata.kept)
-    leaves = dict(weights.leaves)
-    for path, leaf in leaves.items():
-        if path.endswith("_embedding/embedding") or path == "output_bias":
-            leaves[path] = leaf[kept_ids]
-        elif path == "output_kernel":
-            leaves[path] = leaf[:, kept_ids]
-    section = dataclasses.replace(
-        weights.config.vocab,
-        size=cut.size,
-        **{name: getattr(cut, name) for name in ("pad_id", "bos_id", "eos_id", "unk_id")},
-    )
-    config = dataclasses.replace(weights.config, vocab=section)
-    return dataclasses.replace(weights, config=config, vocabs=Vocabs(cut, cut, joint=True), leaves=leaves)
 
 
 def _list_tags(data: DataConfig) -> list[str]:
@@ -220,12 +201,6 @@ def _list_tags(data: DataConfig) -> list[str]:
         for tag in (*choose_tags(data, direction), choose_target_tag(data, direction))
     ]
     return [tag for tag in dict.fromkeys(tags) if tag]
-
-
-def _read_texts(paths: Sequence[str | Path]) -> Iterator[str]:
-    for path in paths:
-        with open_input(str(path)) as stream:
-            yield from read_lines(stream, name=str(path), invalid_utf8="replace")
 
 
 class ImportResult(TypedDict, total=False):
@@ -238,6 +213,16 @@ class ImportResult(TypedDict, total=False):
     parameters: int
     arrays: int
     pieces: int
+    # With `new_vocabulary`: pieces, rows of all arrays and their megabytes that went and came; by file of text,
+    # pieces for a word and the share of them that are unknown, before and after.
+    pieces_removed: int
+    pieces_added: int
+    rows_removed: int
+    rows_added: int
+    megabytes_removed: float
+    megabytes_added: float
+    pieces_per_word: dict[str, list[float]]
+    unknown: dict[str, list[float]]
     # Largest absolute difference from the outputs of the foreign model; `largest_output` is the largest
     # output.
     largest_difference: float
@@ -258,7 +243,7 @@ def import_run(
     vocab: str | Path | None = None,
     tolerance: float = TOLERANCE,
     languages: Sequence[str] | None = None,
-    vocab_text: Sequence[str | Path] = (),
+    new_vocabulary: NewVocabulary | None = None,
 ) -> ImportResult:
     """Write a foreign model as checkpoint 0 of a new run directory; return a summary of the import.
 
@@ -272,10 +257,9 @@ def import_run(
         and target.txt). Or one such file. None: read them from the model's folder.
       tolerance: largest accepted absolute difference of logits between the foreign and the imported model. If
         the largest logit exceeds 1, the tolerance is multiplied by it.
-      vocab_text: files of text in the languages in use; other pieces are removed from the vocabulary of a
-        pretrained model.
       languages: the languages to translate between, for a multilingual pretrained model. None: those that the
         model's files name, else de and en.
+      new_vocabulary: pieces and languages that the vocabulary of a pretrained model loses and gets.
 
     Raises:
       UserError: an unknown or export-only format, a run directory that is not empty, files that are missing,
@@ -289,17 +273,19 @@ def import_run(
     path = _fetch(path)
     source = find_format(format_name or find_format_name(path), formats.IMPORTED)
     overrides = ImportOverrides(config, None if vocab is None else read_user_vocabs(Path(vocab).expanduser()))
-    weights = _read(source, path, overrides, languages)
-    if vocab_text and not isinstance(weights.vocabs.target, PretrainedVocab):
-        raise UserError(f"--vocab_text is {vocab_text[0]}, but this model has no vocabulary that can be cut")
+    weights, new_tags = _read(source, path, overrides, languages, new_vocabulary)
     if run_dir.is_symlink():
         run_dir = run_dir.resolve()  # the finished run is renamed, and must not replace the link
     with new_folder(run_dir) as partial:
         ours = None
         if source.open is not None:
             ours = compute_own(weights, quantity=source.quantity, read_data=False)
-        if vocab_text:
-            weights = cut_vocabulary(weights, vocab_text, languages)
+        changes: Mapping[str, Any] = {}
+        if new_vocabulary is not None:
+            from flaxformer_mt.convert.huggingface.vocabulary_changes import change_vocabulary
+
+            tags = None if languages is None else _list_tags(weights.config.data)
+            weights, changes = change_vocabulary(weights, new_vocabulary, tags, new_tags)
         leaves = nest_leaves(weights.leaves)
         written = {"format": source.name, "path": origin}
         write_new_run(partial, weights.config, weights.vocabs, leaves, origin=written)
@@ -307,6 +293,7 @@ def import_run(
             "parameters": sum(leaf.size for leaf in weights.leaves.values()),
             "arrays": len(weights.leaves),
             "pieces": weights.vocabs.target.size,
+            **changes,
         }
         del weights, leaves  # memory holds one of the two models at a time
         checked: Mapping[str, Any] = {
@@ -329,20 +316,28 @@ def _fetch(path: str | Path) -> Path:
     return local
 
 
-def _read(source: Format, path: Path, overrides: ImportOverrides, languages: Sequence[str] | None) -> Weights:
-    """Read a model for some languages, and check what its files say."""
+def _read(
+    source: Format,
+    path: Path,
+    overrides: ImportOverrides,
+    languages: Sequence[str] | None,
+    new_vocabulary: NewVocabulary | None,
+) -> tuple[Weights, list[NewTag]]:
+    """Read a model for some languages, and check what its files say; return it with the tags that it lacks."""
     if source.read is None:
         raise UserError(f"format {source.name} is export-only: its files do not contain the complete model")
     weights = source.read(path, overrides)
     if overrides.vocabs is not None:
         config = formats.fit_vocabulary(weights.config, overrides.vocabs)
         weights = dataclasses.replace(weights, config=config)
+    new_tags = [] if new_vocabulary is None else read_new_tags(weights, new_vocabulary, languages or ())
     if languages is not None:
-        weights = dataclasses.replace(weights, config=choose_languages(weights, languages))
+        config = choose_languages(weights, languages, [tag.name for tag in new_tags])
+        weights = dataclasses.replace(weights, config=config)
     validate(weights.config)
     if bad := [name for name, leaf in weights.leaves.items() if not np.isfinite(leaf).all()]:
         raise UserError(f"the imported model has non-finite values in {', '.join(bad)}")
-    return weights
+    return weights, new_tags
 
 
 def _compare(

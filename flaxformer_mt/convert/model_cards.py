@@ -102,9 +102,11 @@ def _describe_source(config: Config, vocabs: Vocabs | None) -> dict[str, Any]:
     source = {"text": text, "ids": ids if config.data.source_language else [], "tag": "", "pretrained": False}
     if not isinstance(vocab, PretrainedVocab):
         return source
-    source |= {"pretrained": True, "is_cut": vocab.metadata.kept is not None, "unk_id": vocab.unk_id}
+    source["pretrained"] = True
     if tag := choose_target_tag(config.data, direction):
-        source |= {"text": "A sentence.", "tag": tag, "source_code": tags[0].strip("_")}
+        # M2M100's class names languages without the lines around their tags.
+        code = tags[0].strip("_") if vocab.metadata.kind == "m2m_100" else tags[0]
+        source |= {"text": "A sentence.", "tag": tag, "source_code": code}
     return source
 
 

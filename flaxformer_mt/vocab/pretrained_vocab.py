@@ -10,7 +10,6 @@ the source language, and translations with that of the target language.
 """
 
 import dataclasses
-import functools
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -44,41 +43,6 @@ def choose_pieces(pieces: Sequence[str], used: Iterable[int], *, always: Collect
     return sorted(ids)
 
 
-class CutPieces:
-    def __init__(self, kept: Sequence[int], pieces: Sequence[str], unknown: int) -> None:
-        """kept: the original id of each id; unknown: the id for what cannot be written."""
-        self._new = {old: number for number, old in enumerate(kept)}
-        self._pieces, self._unknown = pieces, unknown
-        self._by_name = {pieces[old]: number for old, number in self._new.items() if old < len(pieces)}
-        self._longest = max(map(len, self._by_name), default=1)
-        self._write = functools.lru_cache(maxsize=1 << 16)(self._write_with_others)
-
-    def renumber(self, ids: Iterable[int]) -> list[int]:
-        """A piece that was left out becomes the longest ones that make it up."""
-        new_ids: list[int] = []
-        for old in ids:
-            number = self._new.get(old)
-            if number is None:
-                new_ids += self._write(old)
-            else:
-                new_ids.append(number)
-        return new_ids
-
-    def _write_with_others(self, old: int) -> tuple[int, ...]:
-        rest, longest = self._pieces[old], []
-        while rest:
-            for size in range(min(self._longest, len(rest)), 0, -1):
-                if rest[:size] in self._by_name:
-                    longest.append(self._by_name[rest[:size]])
-                    rest = rest[size:]
-                    break
-            else:
-                if not longest or longest[-1] != self._unknown:
-                    longest.append(self._unknown)
-                rest = rest[1:]
-        return tuple(longest)
-
-
 METADATA_NAME = "pretrained.json"
 FILES_NAME = "tokenizer"
 # Larger files are not read.
@@ -105,8 +69,6 @@ class PretrainedMetadata:
     tags: Mapping[str, int] = dataclasses.field(default_factory=dict)
     target_tags: bool = False
     family: str = ""
-    # Of a vocabulary that was cut: the id in the original tokenizer of each id. None: it was not cut.
-    kept: tuple[int, ...] | None = None
 
     def check(self, name: str) -> None:
         """Raise UserError if an id is outside the vocabulary or a value is wrong."""
@@ -122,8 +84,6 @@ class PretrainedMetadata:
                 )
         if self.pad_id == self.eos_id:
             raise UserError(f"{name}: padding and the end symbol are both {self.pad_id}; they must differ")
-        if self.kept is not None and len(self.kept) != self.size:
-            raise UserError(f"{name}: kept has {len(self.kept)} ids, but size is {self.size}")
         if self.kind not in get_args(Kind):
             kinds = ", ".join(get_args(Kind))
             raise UserError(f"{name}: kind is {self.kind!r:.40}; it must be one of {kinds}")
@@ -143,9 +103,6 @@ class PretrainedVocab(Vocab):
         self.metadata, self.files = metadata, dict(files)
         self._segmenter = make_segmenter(metadata.kind, files, name=name)
         problem = self._segmenter.pieces
-        self._cut = None if metadata.kept is None else CutPieces(metadata.kept, problem, metadata.unk_id)
-        if metadata.kept is not None:
-            problem = [problem[old] if 0 <= old < len(problem) else "" for old in metadata.kept]
         if len(problem) > metadata.size and any(problem[metadata.size :]):
             raise UserError(
                 f"the tokenizer of {name} has {len(problem)} pieces, but the model has {metadata.size} ids; "
@@ -191,11 +148,15 @@ class PretrainedVocab(Vocab):
         path = directory / METADATA_NAME
         try:
             stored = read_json_object(path)
+            if stored.get("kept") is not None:
+                raise UserError(
+                    f"{path}: its vocabulary was cut by an earlier version; import the model again, with "
+                    "--vocab_text"
+                )
             names = {field.name for field in dataclasses.fields(PretrainedMetadata)}
             metadata = PretrainedMetadata(**{name: stored[name] for name in names})
-            kept = None if metadata.kept is None else tuple(map(int, metadata.kept))
             first = tuple(metadata.first_ids)
-            metadata = dataclasses.replace(metadata, first_ids=first, tags=dict(metadata.tags), kept=kept)
+            metadata = dataclasses.replace(metadata, first_ids=first, tags=dict(metadata.tags))
             files = {
                 file.name: read_file(file, most=_FILE_BYTES)
                 for file in sorted((directory / FILES_NAME).iterdir())
@@ -220,37 +181,12 @@ class PretrainedVocab(Vocab):
         split = [self._split_tag(text) for text in texts]
         first, encoded = self.metadata.first_ids, self._segmenter.encode([rest for _, rest in split])
         # Some segmenters know the names of special symbols: a text that has one does not end there.
-        if self._cut is not None:
-            encoded = [self._cut.renumber(ids) for ids in encoded]
         special = {self.eos_id, self.pad_id}
         encoded = [[self.unk_id if tokens in special else tokens for tokens in ids] for ids in encoded]
         return [
             np.array([*first, *tag, *ids, self.eos_id], np.int32)
             for (tag, _), ids in zip(split, encoded, strict=True)
         ]
-
-    def cut(self, texts: Iterable[str], *, tags: Collection[str] | None = None) -> "PretrainedVocab":
-        """The vocabulary of the pieces of these texts, and of these tags (None: all)."""
-        metadata = self.metadata
-        if metadata.kept is not None:
-            raise UserError("the vocabulary was cut before; cut that of the original model")
-        left = {tag: number for tag, number in self.tags.items() if tags is None or tag in tags}
-        always = {self.pad_id, self.bos_id, self.eos_id, self.unk_id, *metadata.first_ids, *left.values()}
-        used = (number for text in texts for number in self._segmenter.encode([text])[0])
-        ids = choose_pieces(self._segmenter.pieces, used, always=always)
-        new = {old: number for number, old in enumerate(ids)}
-        changed = dataclasses.replace(
-            metadata,
-            size=len(ids),
-            kept=tuple(ids),
-            first_ids=tuple(new[number] for number in metadata.first_ids),
-            tags={tag: new[number] for tag, number in left.items()},
-            pad_id=new[self.pad_id],
-            bos_id=new[self.bos_id],
-            eos_id=new[self.eos_id],
-            unk_id=new[self.unk_id],
-        )
-        return PretrainedVocab(changed, self.files)
 
     def _split_tag(self, text: str) -> tuple[tuple[int, ...], str]:
         """Id of the tag that a text begins with, if there is one, and the rest."""
@@ -263,10 +199,9 @@ class PretrainedVocab(Vocab):
 
     def detokenize_all(self, all_ids: Sequence[list[int]]) -> list[str]:
         """Return the texts of ids up to the first eos, without pad, bos and tags; see `Vocab.detokenize`."""
-        texts, kept = [], self.metadata.kept
+        texts = []
         for ids in all_ids:
             plain = [token for token in up_to(ids, self.eos_id) if token not in self._dropped]
-            plain = plain if kept is None else [kept[token] for token in plain]
             texts.append(clean_line(self._segmenter.decode(plain)))
         return texts
 

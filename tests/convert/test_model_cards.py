@@ -15,16 +15,18 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 ctranslate2 = pytest.importorskip("ctranslate2")
 
-from test_huggingface import make_weights, random_leaves
+from test_huggingface import make_weights
 from test_network_fields import EXPORTED, OWN
 from tiny_experiment import mark_slow
 
 from benchmarks.originals.tiny_hub import CORPUS, MAKERS
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
-from flaxformer_mt.convert.formats import ImportOverrides, Weights, find_format, shapes_of
+from flaxformer_mt.convert.formats import ImportOverrides, Weights, find_format
+from flaxformer_mt.convert.huggingface.new_languages import NewVocabulary
 from flaxformer_mt.convert.huggingface.nllb_bart_t5 import FORMAT as HUB
+from flaxformer_mt.convert.huggingface.vocabulary_changes import change_vocabulary
 from flaxformer_mt.convert.model_cards import make_card
-from flaxformer_mt.vocab import PretrainedVocab, Vocabs
+from flaxformer_mt.vocab import PretrainedVocab
 
 SIZES = {"num_encoder_layers": 1, "num_decoder_layers": 1}
 
@@ -100,14 +102,13 @@ def test_the_card_of_a_pretrained_model_runs(family, name, tmp_path, monkeypatch
 
 def test_the_card_of_a_cut_vocabulary_runs(tmp_path, monkeypatch):
     MAKERS["nllb"](tmp_path / "hub")
+    (tmp_path / "text").write_text("\n".join(CORPUS[:6]))
     whole = HUB.read(tmp_path / "hub", ImportOverrides())
-    vocab = whole.vocabs.target.cut(CORPUS[:6], tags=["deu_Latn", "eng_Latn"])
-    vocabs = Vocabs(vocab, vocab, joint=True)
-    leaves = random_leaves(shapes_of(whole.config.model, source_size=vocab.size, target_size=vocab.size))
-    weights = Weights(whole.config, vocabs, leaves)
+    request = NewVocabulary([tmp_path / "text"])
+    weights, _ = change_vocabulary(whole, request, ["deu_Latn", "eng_Latn"], [])
     _, calls = run_card(weights, "ctranslate2", tmp_path / "out", monkeypatch)
     direction = find_directions(weights.config.data)[0]
-    assert calls[0][0][0] == vocab.tags["deu_Latn"] and calls[0][2][0] == choose_target_tag(
+    assert calls[0][0][0] == weights.vocabs.target.tags["deu_Latn"] and calls[0][2][0] == choose_target_tag(
         weights.config.data, direction
     )
 

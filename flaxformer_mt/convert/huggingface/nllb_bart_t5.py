@@ -28,6 +28,7 @@ from flaxformer_mt.convert.huggingface.pretrained_config import (
     BART_FIELDS,
     T5_FIELDS,
     Family,
+    list_codes,
     make_model_config,
     read_family,
     read_vocab,
@@ -82,10 +83,7 @@ def _problems(config: Config) -> list[str]:
 
 def _find_more_problems(weights: Weights) -> list[str]:
     vocab = weights.vocabs.target
-    if not isinstance(vocab, PretrainedVocab):
-        return find_symbol_problem(weights)
-    cut = "its vocabulary was cut at the import (--vocab_text), and the original tokenizer has other ids; "
-    return [] if vocab.metadata.kept is None else [f"{cut}give --format=ctranslate2"]
+    return [] if isinstance(vocab, PretrainedVocab) else find_symbol_problem(weights)
 
 
 def _format_with_our_vocabulary(config: Config) -> Format:
@@ -118,14 +116,23 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
         for field in ("dtype", "torch_dtype")
         if f'"{field}"'.encode() in vocab.files["config.json"]
     }
-    # The tokenizer's own languages are those of the model that was imported.
-    direction, languages = find_directions(config.data)[0], {}
-    has_languages = b'"src_lang": "' in vocab.files.get(SETTINGS, b"")
-    if has_languages and (target := choose_target_tag(config.data, direction)):
-        (source,) = choose_tags(config.data, direction)
-        languages = {"src_lang": source.strip("_"), "tgt_lang": target.strip("_")}
-    write_vocab(vocab, folder, {"config.json": changes, SETTINGS: languages})
+    write_vocab(vocab, folder, {"config.json": changes, SETTINGS: _name_languages(config, vocab)})
     save_safetensors(tensors, folder / WEIGHTS_NAME)
+
+
+def _name_languages(config: Config, vocab: PretrainedVocab) -> dict[str, str]:
+    """Return the languages of the run as the tokenizer's settings name them, if they do."""
+    settings = vocab.files.get(SETTINGS, b"")
+    direction = find_directions(config.data)[0]
+    target = choose_target_tag(config.data, direction)
+    if not target or b'"src_lang": "' not in settings:
+        return {}
+    tags = (*choose_tags(config.data, direction), target)
+    if vocab.metadata.kind == "m2m_100":  # its class names languages without the lines around their tags
+        tags = tuple(tag.strip("_") for tag in tags)
+    if b"MBart50Tokenizer" in settings and tags[0] not in list_codes("mbart_50", {}):
+        return {}  # the class begins with a source language of its list only
+    return {"src_lang": tags[0], "tgt_lang": tags[1]}
 
 
 def _read(path: Path, overrides: ImportOverrides) -> Weights:

@@ -217,11 +217,12 @@ def _find_tags(
         return "opus", {}
     style: TagStyle = "mbart_50"
     if family.model_type == "m2m_100":
-        style = "m2m_100" if kind == "m2m_100" else "nllb"
+        is_m2m_100 = kind == "m2m_100" or bool(_find_pieces(pieces, "m2m_100"))
+        style = "m2m_100" if is_m2m_100 else "nllb"
     if kind == "json":
         return style, _find_pieces(pieces, style)
     # Without tokenizer.json, the class of the tokenizer puts the tags after all pieces.
-    codes = _list_codes(style, settings)
+    codes = list_codes(style, settings)
     return style, {code: len(pieces) + number for number, code in enumerate(codes)}
 
 
@@ -237,7 +238,7 @@ def _find_pieces(pieces: list[str], style: TagStyle) -> dict[str, int]:
     return {piece: number for number, piece in enumerate(pieces) if looks_like_tag(style, piece)}
 
 
-def _list_codes(style: str, settings: Mapping[str, Any]) -> list[str]:
+def list_codes(style: str, settings: Mapping[str, Any]) -> list[str]:
     family = {"mbart_50": "mbart50"}.get(style, style)
     module = importlib.import_module(f"transformers.models.{family}.tokenization_{family}")
     codes = module.FAIRSEQ_LANGUAGE_CODES
@@ -254,7 +255,7 @@ def _make_data_fields(style: TagStyle, settings: Mapping[str, Any]) -> dict[str,
     for name, ours in (("src_lang", "source_language"), ("tgt_lang", "target_language")):
         code = settings.get(name)
         if isinstance(code, str) and code and settings.get("tgt_lang"):
-            fields[ours] = find_language(style, code)
+            fields[ours] = find_language(style, code.strip("_"))
     if fields.get("source_language") == fields.get("target_language"):
         fields = {"tag_style": style}
     return fields
