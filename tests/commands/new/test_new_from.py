@@ -18,6 +18,7 @@ from flaxformer_mt.commands.new_sizing import Choice, Machine
 from flaxformer_mt.config import Config, DataConfig, OptimConfig
 from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.config.files import load_config, read_config
+from flaxformer_mt.convert.huggingface.new_languages import NewVocabulary
 from flaxformer_mt.convert.import_run import import_run
 from flaxformer_mt.data.prepare import prepare
 from flaxformer_mt.evaluation.score_breakdowns import describe_directions
@@ -26,6 +27,7 @@ from flaxformer_mt.training.trained_parameters import check_patterns, is_trained
 from flaxformer_mt.vocab import load_vocabs
 
 WORDS = "der die das ein Hund Katze Milch Buch Garten the a dog cat milk book garden".split()
+NEW = "qaa_Latn"
 CPU = Machine("a CPU", "cpu", 1, None, False)
 
 
@@ -39,12 +41,14 @@ def write_pairs(folder, stem, languages, count, seed):
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-    """The run `base` of a tiny NLLB, 600 pairs corpus.de and corpus.fr, and 200 old pairs of de and en."""
+    """The run `base` of a tiny NLLB with a new language, 600 pairs of it, and 200 old ones of de and en."""
     folder = tmp_path_factory.mktemp("work")
-    MAKERS["nllb"](folder / "hub")
-    import_run(folder / "hub", format_name="hf", run_dir=folder / "base", languages=["de", "en"])
-    write_pairs(folder, "corpus", ("de", "fr"), 600, seed=1)
+    write_pairs(folder, "corpus", ("de", NEW), 600, seed=1)
     write_pairs(folder / "old", "train", ("de", "en"), 200, seed=2)
+    MAKERS["nllb"](folder / "hub")
+    added = NewVocabulary([folder / f"corpus.{NEW}"], [f"{NEW}:deu_Latn"], pieces=5)
+    languages = ["de", "en", NEW]
+    import_run(folder / "hub", run_dir=folder / "base", languages=languages, new_vocabulary=added)
     return folder
 
 
@@ -55,11 +59,18 @@ def here(work, monkeypatch):
 
 
 def test_the_recipe_trains_as_it_is_and_scores_old_and_new_directions(capfd):
-    command = ["new", "corpus.de", "corpus.fr", "--from=base", "--replay=parallel_text@old:de-en", "--run=a"]
+    command = [
+        "new",
+        "corpus.de",
+        f"corpus.{NEW}",
+        "--from=base",
+        "--replay=parallel_text@old:de-en",
+        "--run=a",
+    ]
     assert main(command) == 0
     train, evaluate = json.loads(capfd.readouterr().out)["commands"]
     config, base = load_config("a.py"), read_config(Path("base/config.json"))
-    directions = ["de-fr", "fr-de", "de-en", "en-de"]
+    directions = [f"de-{NEW}", f"{NEW}-de", "de-en", "en-de"]
     assert [name.split(":")[1] for name in config.data.dataset.split(",")] == directions
     assert config.vocab == base.vocab and config.search == base.search
     assert dataclasses.replace(config.model, dtype="float32") == base.model
@@ -102,13 +113,13 @@ def test_a_name_that_is_not_train_is_linked_with_the_sets_beside_it(work):
             ["--from=base", "--replay=parallel_text@both:de-en"],
             "only parallel_text@both:de-en.* has valid files",
         ),
-        (["--from=base", "--target_language=qaa_Latn"], "no language tag qaa_Latn; .* add one with `import"),
+        (["--from=base", "--target_language=qab_Latn"], "no language tag qab_Latn; .* add one with `import"),
     ],
 )
 def test_mistakes_are_one_line(flags, message, work, capfd):
     for split in ("train", "valid"):
         write_pairs(work / "both", split, ("de", "en"), 50, seed=7)
-    assert main(["new", "corpus.de", "corpus.fr", "--run=c", *flags]) == 2
+    assert main(["new", "corpus.de", f"corpus.{NEW}", "--run=c", *flags]) == 2
     error = capfd.readouterr().err
     assert re.search(message, error) and len(error.strip().split("\n")) == 1, error
 
