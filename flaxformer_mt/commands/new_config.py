@@ -298,7 +298,8 @@ def _choose_data(
         )
     for split in ("valid", "test"):
         held = new_sizing.choose_held_out(min(sizes), split)
-        sets = [dataclasses.replace(data, dataset=member.name) for member in read_members(data)]
+        first = {member.direction: member.name for member in reversed(read_members(data))}
+        sets = [dataclasses.replace(data, dataset=name) for name in first.values()]
         if len(present := [one.dataset for one in sets if has_split(one, split)]) not in (0, len(sets)):
             raise UserError(f"only {', '.join(present)} has {split} files; give them to all sets, or to none")
         if present:
