@@ -15,7 +15,7 @@ python -m flaxformer_mt export $W/parent --format=hf --output=$W/hub
 OLD=$W/old/train.de,$W/old/train.en NEW=$W/new/train.qaa_Latn,$W/new/train.en
 python -m flaxformer_mt import $W/hub --run=$W/means --languages=de,en,qaa_Latn --new_language=qaa_Latn:deu_Latn --vocab_text=$OLD,$NEW
 python -m flaxformer_mt new $W/new/train.qaa_Latn $W/new/train.en --from=$W/means --replay=parallel_text@$W/old:de-en --run=$W/recipe
-SHORT="--config=$W/recipe.py --config.train.steps=600 --config.train.evaluate_every=50 --config.train.checkpoint_every=600
+SHORT="--config=$W/recipe.py --config.train.steps=400 --config.train.evaluate_every=40 --config.train.checkpoint_every=400
     --config.optim.warmup_steps=100 --config.train.patience=0 --config.train.final_checkpoint=last --config.search.max_length_offset=5"
 ALONE="--config.data.dataset=parallel_text@$W/new:qaa_Latn-en,parallel_text@$W/new:en-qaa_Latn --config.data.weights="
 for seed in 1 2 3; do
