@@ -25,7 +25,7 @@ _BYTES_FROM = 3
 # A larger id is not one of a list of pieces.
 _MOST_IDS = 1 << 24
 # How byte-level BPE writes a space at the start of a piece.
-_BYTE_SPACE = "\u0120"
+BYTE_SPACE = "\u0120"
 
 
 class Segmenter(Protocol):
@@ -85,7 +85,7 @@ class JsonSegmenter:
         for piece, number in ids.items():
             self.pieces[number] = piece
         if decoder == "ByteLevel":
-            self.pieces = [piece.replace(_BYTE_SPACE, SPACE) for piece in self.pieces]
+            self.pieces = [piece.replace(BYTE_SPACE, SPACE) for piece in self.pieces]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         with _naming_damage(self._name):

@@ -8,7 +8,7 @@ of their parts, and a little more.
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flaxformer_mt.errors import UserError, importing
@@ -21,11 +21,15 @@ _NEVER = 1000.0
 
 
 class NewPiece(NamedTuple):
-    """name: its text. parts: the original ids that it stands for. pair: what a BPE model merges into it."""
+    """name: its text. parts: the original ids that it stands for.
+
+    pair: what a BPE model merges into it. entry: of a tag that is found before a text is split, the entry.
+    """
 
     name: str
     parts: tuple[int, ...]
     pair: tuple[str, str] | None = None
+    entry: Mapping[str, Any] | None = None
 
 
 class TokenizerJson:
@@ -36,24 +40,25 @@ class TokenizerJson:
         with importing("huggingface", what="tokenizer.json"):
             import tokenizers
 
-        self.content, self._silent = content, silent
-        self.stored: dict[str, Any] = json.loads(content)
+        self._content, self._silent = content, silent
         self._tokenizer = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
-        model = self.stored["model"]
-        self.is_bpe = model.get("type") == "BPE"
-        if not self.is_bpe and model.get("type") != "Unigram":
+        stored = json.loads(content)
+        model = stored["model"]
+        if model.get("type") not in ("BPE", "Unigram"):
             raise UserError(
-                f"tokenizer.json has a model of the type {model.get('type')}; pieces can be added to and removed "
-                "from BPE and Unigram models"
+                f"tokenizer.json has a {model.get('type')} model; only pieces of BPE and Unigram models can be "
+                "added and removed"
             )
-        pieces = model["vocab"].items() if self.is_bpe else enumerate(name for name, _ in model["vocab"])
-        # Name of each id that has one.
-        self.names: dict[int, str] = {old: name for name, old in pieces} if self.is_bpe else dict(pieces)
-        self.added = {token["id"]: token for token in self.stored.get("added_tokens", [])}
+        vocab = model["vocab"]
+        ids = vocab if isinstance(vocab, dict) else {name: number for number, (name, _) in enumerate(vocab)}
+        # Entries of special symbols and tags, by id, and the name of each id that has one.
+        self.added = {token["id"]: token for token in stored.get("added_tokens", [])}
+        self.names = {number: name for name, number in ids.items()}
         self.names |= {number: token["content"] for number, token in self.added.items()}
-        unknown = model.get("unk_id") if not self.is_bpe else model["vocab"].get(model.get("unk_token"))
-        self.unknown = -1 if unknown is None else unknown
-        self._merges = [_split(merge) for merge in model.get("merges", [])]
+        self._ids = {name: number for number, name in self.names.items()}
+        self._merges = [
+            tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model.get("merges", [])
+        ]
 
     def count_words(self, texts: Iterable[str]) -> Counter[str]:
         """Count what a text is divided into before it is split into pieces, as it is spelled in pieces."""
@@ -64,82 +69,63 @@ class TokenizerJson:
             words.update(word for word, _ in divider.pre_tokenize_str(plain))
         return words
 
-    def split(self, word: str) -> list[tuple[str, int]]:
-        return [(token.value, token.id) for token in self._tokenizer.model.tokenize(word)]
+    def split(self, word: str) -> list[int]:
+        return [token.id for token in self._tokenizer.model.tokenize(word)]
+
+    def count_pieces(self, word: str) -> int:
+        """Return the number of pieces of a word, of which an unknown character is one."""
+        tokens = [token.value for token in self._tokenizer.model.tokenize(word)]
+        known = [token for token in tokens if token in word and token in self._ids]
+        return len(known) + len(word) - len("".join(known))
 
     def list_used(self, words: Iterable[str]) -> set[int]:
         """Return the ids of the pieces of words, and of those that BPE merges on the way to them."""
-        ids = {name: number for number, name in self.names.items()}
         ranks = {pair: rank for rank, pair in enumerate(self._merges)}
         used: set[int] = set()
         for word in words:
-            used.update(number for _, number in self.split(word))
-            used.update(ids[piece] for piece in _merge_all(word, ranks) if piece in ids)
+            used.update(self.split(word))
+            used.update(self._ids[piece] for piece in _merge_all(word, ranks) if piece in self._ids)
         return used
 
-    def rebuild(
-        self, kept: Sequence[int], new: Sequence[NewPiece], added: Mapping[str, Mapping[str, Any]]
-    ) -> bytes:
-        """Return the file with the pieces of `kept` and the new ones, in this order.
-
-        added: for new names that are found in a text before it is split, the entry of such a token.
-        """
-        stored = json.loads(self.content)
+    def rebuild(self, kept: Sequence[int], new: Sequence[NewPiece]) -> bytes:
+        """Return the file with the pieces of `kept` and the new ones, in this order."""
+        stored = json.loads(self._content)
         numbers = {old: number for number, old in enumerate(kept)}
         names = [*(self.names[old] for old in kept), *(piece.name for piece in new)]
         model = stored["model"]
-        if self.is_bpe:
-            self._rebuild_bpe(model, names, new)
+        if model["type"] == "BPE":
+            ids = {name: number for number, name in enumerate(names)}
+            merges = [*self._merges, *(piece.pair for piece in new if piece.pair is not None)]
+            model["vocab"] = ids
+            model["merges"] = [pair for pair in merges if {*pair, "".join(pair)} <= ids.keys()]
         else:
-            self._rebuild_unigram(model, names, kept, new)
+            model["vocab"] = list(zip(names, self._score(model, kept, new), strict=True))
+            model["unk_id"] = numbers[model["unk_id"]]
         tokens = [token | {"id": numbers[old]} for old, token in self.added.items() if old in numbers]
-        tokens += [dict(added[name]) | {"content": name, "id": names.index(name)} for name in added]
-        stored["added_tokens"] = sorted(tokens, key=lambda token: token["id"])
-        if padding := stored.get("padding"):
-            padding["pad_id"] = numbers.get(padding["pad_id"], 0)
-        specials = (stored.get("post_processor") or {}).get("special_tokens") or {}
-        for token in specials.values():
-            token["ids"] = [numbers.get(old) for old in token["ids"]]
-        if any(None in token["ids"] for token in specials.values()):
-            stored["post_processor"] = None  # the class makes one for the language that it is asked for
+        tags = [(number, piece) for number, piece in enumerate(new, len(kept)) if piece.entry is not None]
+        tokens += [{**(piece.entry or {}), "content": piece.name, "id": number} for number, piece in tags]
+        stored["added_tokens"] = tokens
+        stored["padding"] = stored["truncation"] = None
+        around = (stored.get("post_processor") or {}).get("special_tokens") or {}
+        if any(numbers.get(old) != old for token in around.values() for old in token["ids"]):
+            stored["post_processor"] = None  # the class makes one for the languages that it is asked for
         return json.dumps(stored, ensure_ascii=False).encode("utf-8")
 
-    def _rebuild_bpe(self, model: dict[str, Any], names: list[str], new: Sequence[NewPiece]) -> None:
-        as_text = model["merges"] and isinstance(model["merges"][0], str)
-        vocab = {name: number for number, name in enumerate(names)}
-        merges = [*self._merges, *(piece.pair for piece in new if piece.pair is not None)]
-        merges = [pair for pair in merges if {*pair, "".join(pair)} <= vocab.keys()]
-        model["vocab"] = vocab
-        model["merges"] = [" ".join(pair) if as_text else list(pair) for pair in merges]
-
-    def _rebuild_unigram(
-        self, model: dict[str, Any], names: list[str], kept: Sequence[int], new: Sequence[NewPiece]
-    ) -> None:
+    def _score(self, model: dict[str, Any], kept: Sequence[int], new: Sequence[NewPiece]) -> Iterator[float]:
         scores = {number: score for number, (_, score) in enumerate(model["vocab"])}
-        lowest = min(scores.values())
-        scores[model["unk_id"]] = lowest  # of the parts of new pieces: a character that the model lacks
-        scores |= dict.fromkeys(self._silent, lowest - _NEVER)
-        sums = [sum(scores.get(part, lowest) for part in piece.parts) for piece in new]
-        bonus = [_BONUS * (len(piece.parts) - 1) for piece in new]
-        values = [*(scores.get(old, lowest) for old in kept), *map(sum, zip(sums, bonus, strict=True))]
-        model["vocab"] = [list(pair) for pair in zip(names, values, strict=True)]
-        model["unk_id"] = kept.index(model["unk_id"])
+        lowest = min(score for number, score in scores.items() if number not in self._silent)
+        scores |= dict.fromkeys(self._silent, lowest - _NEVER) | {model["unk_id"]: lowest}
+        yield from (scores.get(old, lowest) for old in kept)
+        for piece in new:
+            yield sum(scores.get(part, lowest) for part in piece.parts) + _BONUS * (len(piece.parts) - 1)
 
 
-def _split(merge: Any) -> tuple[str, str]:
-    first, second = merge.split(" ") if isinstance(merge, str) else merge
-    return first, second
-
-
-def _merge_all(word: str, ranks: Mapping[tuple[str, str], int]) -> Iterable[str]:
-    """Return the characters of a word and all pieces that BPE makes of them, one after the other."""
+def _merge_all(word: str, ranks: Mapping[tuple[str, ...], int]) -> Iterator[str]:
+    """Yield the characters of a word and all pieces that BPE makes of them, one after the other."""
     pieces = list(word)
     yield from pieces
-    while ranks:
-        pairs = list(zip(pieces, pieces[1:], strict=False))
-        best = min(pairs, key=lambda pair: ranks.get(pair, len(ranks)), default=None)
-        if best is None or best not in ranks:
-            return
-        place = pairs.index(best)
+    while pairs := [pair for pair in zip(pieces, pieces[1:], strict=False) if pair in ranks]:
+        best = min(pairs, key=ranks.__getitem__)
+        place = next(n for n in range(len(pieces)) if tuple(pieces[n : n + 2]) == best)
         pieces[place : place + 2] = ["".join(best)]
         yield pieces[place]
