@@ -14,7 +14,7 @@ from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.vocab import Vocabs, load_vocabs
 
 # Share of the training pairs that are of old directions, and the temperature that divides it among them.
-_REPLAY, _TEMPERATURE = 0.25, 5
+_REPLAY, _TEMPERATURE = 0.5, 5
 # Bytes of a trained parameter: itself, its gradient, two moments of Adam, and the moving average. If they
 # need more than this share of the memory, too little is left for activations.
 _BYTES, _MOST_MEMORY = 20, 0.6

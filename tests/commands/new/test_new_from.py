@@ -75,7 +75,7 @@ def test_the_recipe_trains_as_it_is_and_scores_old_and_new_directions(capfd):
     assert config.vocab == base.vocab and config.search == base.search
     assert dataclasses.replace(config.model, dtype="float32") == base.model
     mixture = prepare(config, vocabs=load_vocabs("base/vocab")).report["mixture"]
-    assert sum(part["share"] for part in mixture[2:]) == pytest.approx(0.25, abs=0.02)
+    assert sum(part["share"] for part in mixture[2:]) == pytest.approx(0.5, abs=0.02)
     few = ["--config.train.steps=2", "--config.train.evaluate_every=2", "--config.data.num_shapes=1"]
     few += ["--config.parallel.data=1", "--config.search.max_length_ratio=1"]
     assert main([*train.split("flaxformer_mt ")[1].split(), *few]) == 0
@@ -128,11 +128,11 @@ def make_parent(parameters=1000, **data):
     return Parent("base", Config(data=DataConfig(**data)), None, parameters)
 
 
-def test_old_sets_share_a_quarter_by_temperature():
+def test_old_sets_share_a_half_by_temperature():
     parent, sizes = make_parent(tag_style="nllb"), [900, 900, 10**6, 10**6, 2000, 2000]
     weights = choose_weights(parent, sizes).value
     seen = [size * weight for size, weight in zip(sizes, weights, strict=True)]
-    assert weights[:2] == (1, 1) and sum(seen[2:]) / sum(seen) == pytest.approx(0.25, rel=0.01)
+    assert weights[:2] == (1, 1) and sum(seen[2:]) / sum(seen) == pytest.approx(0.5, rel=0.01)
     assert seen[2] / seen[4] == pytest.approx((10**6 / 2000) ** (1 / 5), rel=0.01)
 
 
