@@ -55,6 +55,7 @@ API = {
         "convert.export_run.ExportResult",
         "convert.import_run.import_run",
         "convert.import_run.ImportResult",
+        "convert.huggingface.new_languages.NewVocabulary",
     ),
     "Errors and warnings": (
         "errors.UserError",

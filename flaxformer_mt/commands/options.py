@@ -582,11 +582,11 @@ class ImportOptions:
     # removed from vocabulary and embeddings. With --new_language: files of its text, and of text in all other
     # languages in use, named like text.de, if subwords are to be removed. None: all are kept.
     vocab_text: tuple[str, ...] | None = None
-    # With --vocab_text: languages of --languages that the model lacks, each with a related one that it has, as
-    # in tyv_Cyrl:kaz_Cyrl, whose tag's row is copied. T5 models have no tags: tyv. None: no new languages.
+    # With --vocab_text: languages of --languages that the model lacks, each with a related one whose tag has
+    # its row copied, as in tyv_Cyrl:kaz_Cyrl. For T5 models without tags: tyv. None: no new languages.
     new_language: tuple[str, ...] | None = None
-    # Number of subwords that are learned for new languages. None: until words that are split into subwords of
-    # fewer than 3 characters have no frequent pair of subwords.
+    # Number of subwords that are learned for new languages. None: all that are frequent in words that have
+    # fewer than 4 characters a subword.
     new_pieces: int | None = None
     # Config file, or name of a recipe, that describes the model. None: the model's files describe it.
     config: str | None = None

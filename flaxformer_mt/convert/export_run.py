@@ -48,6 +48,9 @@ class ExportResult(TypedDict, total=False):
     quantity: str
     target_tokens: int
     checked_on: str
+    # Number of lines on which the ids of the exported tokenizer were compared, and of those that differ.
+    lines: int
+    differing_lines: int
     # Name of the quantization, if any; `quantized_difference` is the largest difference of the quantized
     # model.
     quantization: str
@@ -101,6 +104,7 @@ def export_run(
     with new_folder(output) as partial:
         result: dict[str, Any] = {"format": target.name, "output": name_urls(str(output))}
         result |= _describe(weights, write_checked(target, weights, partial, tolerance), tolerance)
+        result |= target.compare_ids(weights, partial)
         if quantization != "none":
             shutil.rmtree(partial)
             partial.mkdir()

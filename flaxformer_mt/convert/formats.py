@@ -102,6 +102,8 @@ class Format:
     read: the inverse of write; None for export-only formats.
     lost_options: lists the options of a search that the other system does not find in the files, because they
       hold none, or not these.
+    compare_ids: compares the ids of the written tokenizer, as its system loads it, with the run's; returns
+      what the export's result says about it.
     write_shortlist: adds a shortlist to a written folder; None: the foreign system reads none.
     """
 
@@ -115,6 +117,7 @@ class Format:
     lost_options: Callable[[SearchConfig], list[str]] = constraining_options
     write_shortlist: Callable[[Shortlist, Path], None] | None = None
     more_problems: Callable[[Weights], list[str]] = lambda weights: []
+    compare_ids: Callable[[Weights, Path], dict[str, Any]] = lambda weights, folder: {}
 
 
 def shapes_of(config: ModelConfig, *, source_size: int, target_size: int, **changes: Any) -> Shapes:

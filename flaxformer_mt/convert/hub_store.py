@@ -74,6 +74,8 @@ def _explain(error: Exception, name: str, done: str) -> str:
     elif _is_offline(error) or "LocalEntryNotFoundError" in names:
         reason = reason.partition(" To enable")[0]  # by an argument that is no flag here
         remedy = "check the network, or download the model elsewhere and give its folder"
+    elif "403" in reason or "401" in reason:
+        remedy = "log in with `hf auth login`, with a token that may do this"
     elif "home directory" in reason:  # huggingface_hub looks for its settings there
         remedy = "set HOME to a folder of your own"
     else:

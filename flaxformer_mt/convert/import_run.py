@@ -21,8 +21,8 @@ from flaxformer_mt.config.files import read_file
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.export_run import TOLERANCE
 from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, find_format
-from flaxformer_mt.convert.huggingface.new_languages import NewTag, NewVocabulary, read_new_tags
 from flaxformer_mt.convert.hub_store import fetch_model, find_hub_name
+from flaxformer_mt.convert.huggingface.new_languages import NewTag, NewVocabulary, read_new_tags
 from flaxformer_mt.convert.parity_check import OwnOutputs, Parity, check_tolerance, compare, compute_own
 from flaxformer_mt.convert.sentencepiece_file import Specials, make_word_model
 from flaxformer_mt.errors import UserError, describe_error, importing
@@ -213,8 +213,8 @@ class ImportResult(TypedDict, total=False):
     parameters: int
     arrays: int
     pieces: int
-    # With `new_vocabulary`: pieces, rows of all arrays and their megabytes that went and came; by file of text,
-    # pieces for a word and the share of them that are unknown, before and after.
+    # With `new_vocabulary`: pieces that went and came, rows of arrays and their megabytes; by file of text,
+    # pieces of a word before and after, of which each unknown character is one.
     pieces_removed: int
     pieces_added: int
     rows_removed: int
@@ -222,7 +222,6 @@ class ImportResult(TypedDict, total=False):
     megabytes_removed: float
     megabytes_added: float
     pieces_per_word: dict[str, list[float]]
-    unknown: dict[str, list[float]]
     # Largest absolute difference from the outputs of the foreign model; `largest_output` is the largest
     # output.
     largest_difference: float
@@ -323,7 +322,7 @@ def _read(
     languages: Sequence[str] | None,
     new_vocabulary: NewVocabulary | None,
 ) -> tuple[Weights, list[NewTag]]:
-    """Read a model for some languages, and check what its files say; return it with the tags that it lacks."""
+    """Read a model for some languages, and check what its files say; return it and the tags that it lacks."""
     if source.read is None:
         raise UserError(f"format {source.name} is export-only: its files do not contain the complete model")
     weights = source.read(path, overrides)

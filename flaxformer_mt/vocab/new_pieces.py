@@ -1,7 +1,7 @@
 """New pieces for a language that a vocabulary splits badly: characters that it lacks, and longer pieces.
 
-Longer pieces are learned by BPE (Sennrich et al. 2016) that begins with the pieces of the vocabulary, in place
-of characters.
+Longer pieces are learned by BPE (Sennrich et al. 2016) that begins with the pieces of the vocabulary, in
+place of characters.
 """
 
 import itertools
@@ -17,8 +17,8 @@ from flaxformer_mt.vocab.tokenizer_json import NewPiece, TokenizerJson
 _COVERAGE = 0.9995
 # Words are split badly if their pieces have fewer characters than this on average.
 _CHARACTERS_A_PIECE = 4
-# Without a number of new pieces, the neighbors that become one are as frequent as this in words that are split
-# badly: in number, and as a share of these words.
+# Without a number of new pieces, neighbors that become one are as frequent as this in words that are split
+# badly: in number, and as a share of their parts.
 _FEWEST, _SHARE = 10, 1e-5
 # The most pieces of the vocabulary that become one.
 _LONGEST = 12
@@ -26,7 +26,8 @@ _LONGEST = 12
 _FIRST = 0x10000
 
 
-def find_missing_characters(model: TokenizerJson, words: Mapping[str, int], unknown: int) -> list[NewPiece]:
+def find_missing_characters(model: TokenizerJson, words: Mapping[str, int]) -> list[NewPiece]:
+    """Return characters of words that are no piece, and stand for the unknown symbol."""
     known, counts = set(model.names.values()) | {SPACE}, Counter[str]()
     for word, count in words.items():
         counts.update(dict.fromkeys(word, count))
@@ -34,7 +35,7 @@ def find_missing_characters(model: TokenizerJson, words: Mapping[str, int], unkn
     missing = [(character, count) for character, count in counts.most_common() if character not in known]
     while missing and (spare := spare - missing[-1][1]) >= 0:
         missing.pop()
-    return [NewPiece(character, (unknown,)) for character, _ in missing]
+    return [NewPiece(character, (model.unknown,)) for character, _ in missing]
 
 
 def learn_pieces(

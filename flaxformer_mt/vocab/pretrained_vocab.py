@@ -1,7 +1,7 @@
 """The vocabulary of a pretrained model: how it segments text, its special symbols, and its language tags.
 
-In a run it is a file of metadata and the files of the original tokenizer, unchanged, so that an export gives
-them back:
+In a run it is a file of metadata and the files of the tokenizer, as the model had them or as the import has
+changed them, so that an export gives them back:
 
     pretrained.json   tokenizer/tokenizer.json   tokenizer/tokenizer_config.json   ...
 

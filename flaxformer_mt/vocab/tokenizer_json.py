@@ -16,6 +16,8 @@ from flaxformer_mt.errors import UserError, importing
 # What a new piece of a Unigram model scores more than its parts, for each piece that it saves: less than
 # segmentations of a text usually differ by, and more than rounding.
 _BONUS = 1e-4
+# What that is less for each new piece before it: two segmentations are never equally good.
+_RANK = 1e-6
 # What symbols that no text has score less than any piece.
 _NEVER = 1000.0
 
@@ -46,8 +48,8 @@ class TokenizerJson:
         model = stored["model"]
         if model.get("type") not in ("BPE", "Unigram"):
             raise UserError(
-                f"tokenizer.json has a {model.get('type')} model; only pieces of BPE and Unigram models can be "
-                "added and removed"
+                f"tokenizer.json has a {model.get('type')} model; only BPE and Unigram models can get or "
+                "lose pieces"
             )
         vocab = model["vocab"]
         ids = vocab if isinstance(vocab, dict) else {name: number for number, (name, _) in enumerate(vocab)}
@@ -55,6 +57,7 @@ class TokenizerJson:
         self.added = {token["id"]: token for token in stored.get("added_tokens", [])}
         self.names = {number: name for name, number in ids.items()}
         self.names |= {number: token["content"] for number, token in self.added.items()}
+        self.unknown: int = model["unk_id"] if "unk_id" in model else ids.get(model["unk_token"], -1)
         self._ids = {name: number for number, name in self.names.items()}
         self._merges = [
             tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model.get("merges", [])
@@ -116,8 +119,9 @@ class TokenizerJson:
         lowest = min(score for number, score in scores.items() if number not in self._silent)
         scores |= dict.fromkeys(self._silent, lowest - _NEVER) | {model["unk_id"]: lowest}
         yield from (scores.get(old, lowest) for old in kept)
-        for piece in new:
-            yield sum(scores.get(part, lowest) for part in piece.parts) + _BONUS * (len(piece.parts) - 1)
+        for rank, piece in enumerate(new):
+            bonus = _BONUS * (len(piece.parts) - 1) * (1 - _RANK * rank)
+            yield sum(scores.get(part, lowest) for part in piece.parts) + bonus
 
 
 def _merge_all(word: str, ranks: Mapping[tuple[str, ...], int]) -> Iterator[str]:

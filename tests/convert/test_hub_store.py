@@ -100,6 +100,21 @@ def test_failures_name_the_model_and_the_remedy(api, kind, remedy):
         hub_store.fetch_model("a/b")
 
 
+def test_an_upload_without_rights_names_the_remedy(api, monkeypatch, tmp_path):
+    assert issubclass(errors.HfHubHTTPError, Exception)
+    error = type("HfHubHTTPError", (Exception,), {})("403 Forbidden: you have no rights")
+
+    def refuse(self, name, *, exist_ok):
+        raise error
+
+    monkeypatch.setattr(Api, "create_repo", refuse)
+    with pytest.raises(
+        UserError, match="hf:me/model cannot be uploaded: .*403.*; log in with `hf auth login`"
+    ) as said:
+        hub_store.push_model(tmp_path, "me/model")
+    assert "\n" not in str(said.value)
+
+
 def test_an_upload_has_a_card(api, tmp_path):
     folder = tmp_path / "out"
     folder.mkdir()

@@ -10,18 +10,17 @@ from flaxformer_mt.config.directions import LANGUAGE_CODE
 from flaxformer_mt.config.tag_styles import TagStyle, spell_tag
 from flaxformer_mt.convert.formats import Weights
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.vocab import PretrainedVocab
+from flaxformer_mt.vocab import PretrainedVocab, Vocab
 from flaxformer_mt.vocab.symbols import is_one_piece
 
 
 class NewVocabulary(NamedTuple):
     """What the vocabulary of a pretrained model is to have.
 
-    text: files; pieces stay that occur in them. With new languages, files of the known languages are told by
-      the ends of their names, as corpus.ru, and the others are of the new ones; pieces are removed only if each
-      known language in use has a file.
+    text: files; pieces stay that occur in them. With new languages, files of the known ones are told by the
+      ends of their names, as corpus.ru; if each has a file, other pieces go.
     languages: new ones, each with a related one whose tag's row is copied, as in tyv_Cyrl:kaz_Cyrl.
-    pieces: number of pieces that are learned for them. None: until words are split into long enough ones.
+    pieces: number of pieces that are learned for them. None: the frequent ones of words that are split badly.
     """
 
     text: Sequence[str | Path] = ()
@@ -38,65 +37,48 @@ class NewTag(NamedTuple):
 
 def read_new_tags(weights: Weights, request: NewVocabulary, languages: Sequence[str]) -> list[NewTag]:
     """Return the tags that the vocabulary gets: T5 models without tags get one for each language."""
-    data, vocab = weights.config.data, weights.vocabs.target
-    if request.languages and not request.text:
-        raise UserError(
-            f"--new_language is {request.languages[0]} without --vocab_text; give a file of text in this language"
-        )
-    if not isinstance(vocab, PretrainedVocab) and request.text:
-        raise UserError(
-            f"--vocab_text is {request.text[0]}, but this model has no vocabulary that can be cut"
-        )
+    style, vocab = weights.config.data.tag_style, weights.vocabs.target
+    if request.pieces is not None and not request.languages:
+        raise UserError(f"--new_pieces is {request.pieces} without --new_language; name the language too")
+    if request.pieces is not None and request.pieces < 0:
+        raise UserError(f"--new_pieces is {request.pieces}; it must be at least 0")
+    if not isinstance(vocab, PretrainedVocab):
+        flag = f"--vocab_text is {request.text[0]}" if request.text else "--new_language is given"
+        raise UserError(f"{flag}, but this model has no vocabulary that can be changed")
     if not request.languages:
         return []
-    family = vocab.metadata.family if isinstance(vocab, PretrainedVocab) else "Marian or Pegasus"
-    by_text = family in ("t5", "mt5") and data.tag_style == "opus"
-    if (
-        not isinstance(vocab, PretrainedVocab)
-        or vocab.metadata.kind == "bytes"
-        or not (vocab.tags or by_text)
-    ):
-        raise UserError(
-            f"--new_language is {request.languages[0]}, but this {family} model has no tags of languages to which "
-            "one can be added; give an NLLB-200, M2M100, mBART-50, MADLAD-400 or mT5 model"
-        )
-    tags = []
-    for text in request.languages:
-        language, _, relative = text.partition(":")
-        if language not in languages:
+    metadata = vocab.metadata
+    by_text = style == "opus" and metadata.family in ("t5", "mt5") and metadata.kind != "bytes"
+    try:
+        if not request.text:
+            raise UserError("there is no --vocab_text; give a file of text in this language")
+        if not vocab.tags and not by_text:
             raise UserError(
-                f"--new_language is {text}, but --languages is {','.join(languages) or 'not given'}; name "
-                f"{language} there too"
+                f"this {metadata.family} model has no tags of languages; give an NLLB-200, M2M100, mBART-50, "
+                "MADLAD-400 or mT5 model"
             )
-        tags.append(_read_new_tag(text, language, relative, data.tag_style, vocab))
+        tags = [_read_new_tag(text, languages, style, vocab) for text in request.languages]
+    except UserError as error:
+        raise UserError(f"--new_language is {','.join(request.languages)}, but {error}") from error
     if by_text:
         spelled = [NewTag(spell_tag("opus", language), "") for language in languages]
         tags = [tag for tag in spelled if not is_one_piece(vocab, tag.name)]
     return tags
 
 
-def _read_new_tag(text: str, language: str, relative: str, style: TagStyle, vocab: PretrainedVocab) -> NewTag:
-    try:
-        tag, other = (spell_tag(style, code) if code else "" for code in (language, relative))
-    except UserError as error:
-        raise UserError(f"--new_language is {text}: {error}") from error
-    if not re.fullmatch(LANGUAGE_CODE, language):
+def _read_new_tag(text: str, languages: Sequence[str], style: TagStyle, vocab: Vocab) -> NewTag:
+    language, _, relative = text.partition(":")
+    if language not in languages or not re.fullmatch(LANGUAGE_CODE, language):
         raise UserError(
-            f"--new_language is {text}, but {language!r:.20} is no code of a language, such as tyv"
+            f"--languages is {','.join(languages) or 'not given'}; name {language} there too, a code as tyv"
         )
+    tag, other = (spell_tag(style, code) if code else "" for code in (language, relative))
     if tag in vocab.tags or (not vocab.tags and is_one_piece(vocab, tag)):
-        raise UserError(
-            f"--new_language is {text}, but the model has the tag {tag}; leave --new_language out, or give the "
-            "new language another code"
-        )
+        raise UserError(f"the model has the tag {tag}; leave --new_language out, or choose another code")
     if bool(other) != bool(vocab.tags):
         remedy = f"give {language} alone" if other else f"give {language}:RELATIVE, whose tag's row is copied"
-        raise UserError(
-            f"--new_language is {text}, but this model has {len(vocab.tags)} language tags; {remedy}"
-        )
+        raise UserError(f"the model has {len(vocab.tags)} language tags; {remedy}")
     if other and other not in vocab.tags:
         near = difflib.get_close_matches(other, vocab.tags, n=3, cutoff=0.3) or list(vocab.tags)[:3]
-        raise UserError(
-            f"--new_language is {text}, but this model has no language tag {other}; near: {', '.join(near)}"
-        )
+        raise UserError(f"the model has no language tag {other}; near: {', '.join(near)}")
     return NewTag(tag, other)

@@ -7,7 +7,7 @@
     marian, pegasus     the formats marian and hf-pre-norm
 
 The model_type of config.json says which one it is. An export writes the arrays under the names of the class,
-and all other files as the import has found them.
+and all other files as the import has found or changed them.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ from flaxformer_mt.convert.huggingface.tokenizer_files import SETTINGS, find_sym
 from flaxformer_mt.convert.name_table import Table, read_names
 from flaxformer_mt.convert.network_fields import find_problems
 from flaxformer_mt.convert.stored_tensors import WEIGHTS_NAME, open_tensors, save_safetensors
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.vocab import PretrainedVocab, Vocabs
 
 # Ends of names of arrays that early files have and no version of transformers uses.
@@ -71,6 +71,8 @@ def _make_t5_table(config: Config, vocabs: Vocabs) -> Table:
 
 
 _NAME = "hf"
+# Number of lines on which tokenizers are compared.
+_LINES = 1000
 # The formats of models with a vocabulary of this package, by the model_type of their classes.
 _WITH_OUR_VOCABULARY = {"marian": marian_pegasus.MARIAN, "pegasus": marian_pegasus.PEGASUS}
 
@@ -176,4 +178,38 @@ def _is_tied(family: Family, tensors: Mapping[str, Any]) -> bool:
     return output.shape == embedding.shape and np.array_equal(np.asarray(output), np.asarray(embedding))
 
 
-FORMAT = Format(_NAME, _problems, _write, marian_pegasus.open_model, _read, more_problems=_find_more_problems)
+def _compare_ids(weights: Weights, folder: Path) -> dict[str, Any]:
+    """Compare the ids of transformers' tokenizer on lines of random pieces, and of all tags."""
+    from transformers import AutoTokenizer
+
+    vocab = weights.vocabs.target
+    if not isinstance(vocab, PretrainedVocab):
+        return {}
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    ids = np.random.default_rng(0).integers(0, vocab.size, (_LINES, 12)).tolist()
+    special = tokenizer.all_special_tokens  # in a text they are symbols there, and text here
+    lines = [line for line in vocab.detokenize_all(ids) if not any(name in line for name in special)]
+    start = int(vocab.metadata.target_tags)  # their ids begin with a tag
+    pairs = zip(lines, vocab.tokenize_all(lines), tokenizer(lines)["input_ids"], strict=True)
+    differing = [line for line, ours, theirs in pairs if list(ours) != theirs[start:]]
+    differing += [tag for tag, number in vocab.tags.items() if tokenizer.convert_tokens_to_ids(tag) != number]
+    if differing:
+        problem = (
+            f"the tokenizer of transformers gives other ids than the run for {len(differing)} of "
+            f"{len(lines)} lines, such as {differing[0][:60]!r}"
+        )
+        if len(differing) > _LINES // 100:
+            raise UserError(f"{problem}; nothing was written: import the model again with this version")
+        warn_user(problem)
+    return {"lines": len(lines), "differing_lines": len(differing)}
+
+
+FORMAT = Format(
+    _NAME,
+    _problems,
+    _write,
+    marian_pegasus.open_model,
+    _read,
+    more_problems=_find_more_problems,
+    compare_ids=_compare_ids,
+)

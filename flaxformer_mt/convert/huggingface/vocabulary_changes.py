@@ -16,8 +16,10 @@ import numpy as np
 
 from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.config.tag_styles import find_codes
+from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.formats import CONFIG_NAME, OUR_KEY, Weights
 from flaxformer_mt.convert.huggingface.new_languages import NewTag, NewVocabulary
+from flaxformer_mt.convert.huggingface.pretrained_config import read_family, read_vocab
 from flaxformer_mt.convert.huggingface.tokenizer_files import SETTINGS
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import open_input, read_lines
@@ -48,26 +50,22 @@ def change_vocabulary(
     others = {word for text in known for word in words[text]}
     new_words = sum((words[text] for text in words if text not in known), Counter[str]())
     kept = [number for number in sorted(model.names) if number < vocab.size]
-    new = _make_new_pieces(model, kept, new_words, others, vocab.unk_id, request.pieces) if new_words else []
+    new = _make_new_pieces(model, kept, new_words, others, request.pieces) if new_words else []
+    was_cut = f'"{_MARK}": "cut"'.encode() in vocab.files[CONFIG_NAME]
     if known:
-        _refuse_second_cut(vocab)
+        if was_cut:
+            raise UserError(
+                "--vocab_text removes subwords, but the vocabulary of this model was cut before, and they do "
+                "not come back; import the original model, or leave --vocab_text out"
+            )
         extended = TokenizerJson(model.rebuild(kept, new))
         used = {kept[number] for number in extended.list_used(others | set(new_words)) if number < len(kept)}
         kept = _choose_kept(model, vocab, used, tags)
     new += [_make_tag(model, vocab, tag) for tag in new_tags]
     rebuilt = model.rebuild(kept, new)
-    mark = {"vocab_size": len(kept) + len(new), OUR_KEY: {_MARK: "cut" if known else "extended"}}
-    files = _change_files(
-        files | {TOKENIZER_JSON: rebuilt}, {old: number for number, old in enumerate(kept)}, mark
-    )
-    numbers = {name: number for number, name in TokenizerJson(rebuilt).names.items()}
-    names = [*vocab.tags, *(tag.name for tag in new_tags if tag.relative)]
-    tags_left = {name: numbers[name] for name in names if name in numbers}
-    metadata = dataclasses.replace(vocab.metadata, kind="json", size=len(numbers), tags=tags_left)
-    changed = PretrainedVocab(metadata, files, name="the new vocabulary")
-    report = _describe(weights, len(kept), len(new))
-    models = model, TokenizerJson(rebuilt)
-    report["pieces_per_word"] = {text: [_measure(one, words[text]) for one in models] for text in words}
+    mark = {"vocab_size": len(kept) + len(new), OUR_KEY: {_MARK: "cut" if known or was_cut else "extended"}}
+    changed = _read_changed(files | {TOKENIZER_JSON: rebuilt}, kept, mark)
+    report = _describe(weights, len(kept), len(new), (model, TokenizerJson(rebuilt)), words)
     return _change_rows(weights, changed, kept, new), report
 
 
@@ -82,9 +80,7 @@ def _count_words(model: TokenizerJson, text: str) -> Counter[str]:
 def _choose_known_texts(texts: list[str], weights: Weights, new_languages: Sequence[str]) -> set[str]:
     """Return the files of the languages in use that the model has, if there is one for each."""
     new = {text.partition(":")[0] for text in new_languages}
-    languages = {
-        language for direction in find_directions(weights.config.data) for language in direction
-    } - new
+    languages = set[str]().union(*find_directions(weights.config.data)) - new
     by_language = {
         language: [text for text in texts if Path(text).suffix[1:] in {language, *find_codes(language)}]
         for language in sorted(languages)
@@ -92,36 +88,22 @@ def _choose_known_texts(texts: list[str], weights: Weights, new_languages: Seque
     found = {text for group in by_language.values() for text in group}
     if found and (lacking := [language for language, group in by_language.items() if not group]):
         raise UserError(
-            f"--vocab_text has {min(found)}, but no file of {lacking[0]}, whose subwords would be removed; give "
-            f"a file whose name ends in .{lacking[0]} too, or only text of the new language"
+            f"--vocab_text has {min(found)}, but none of {lacking[0]}, whose subwords would be removed; give "
+            f"a file named like text.{lacking[0]} too, or only text of the new language"
         )
     return found
 
 
-def _refuse_second_cut(vocab: PretrainedVocab) -> None:
-    mark = json.loads(vocab.files[CONFIG_NAME]).get(OUR_KEY)
-    if isinstance(mark, dict) and mark.get(_MARK) == "cut":
-        raise UserError(
-            "--vocab_text removes subwords, but those of this model were removed at an earlier import, and do "
-            "not come back; import the original model, or leave --vocab_text out"
-        )
-
-
 def _make_new_pieces(
-    model: TokenizerJson,
-    named: list[int],
-    words: Counter[str],
-    others: set[str],
-    unknown: int,
-    most: int | None,
+    model: TokenizerJson, named: list[int], words: Counter[str], others: set[str], most: int | None
 ) -> list[NewPiece]:
-    characters = find_missing_characters(model, words, unknown)
+    """Return characters that the model lacks, and what is learned from its pieces and these."""
+    characters = find_missing_characters(model, words)
     extended = TokenizerJson(model.rebuild(named, characters))
     parts = [*((number,) for number in named), *(piece.parts for piece in characters)]
     learned = learn_pieces(extended, words, others, most=most)
     return characters + [
-        piece._replace(parts=tuple(old for number in piece.parts for old in parts[number]))
-        for piece in learned
+        piece._replace(parts=sum((parts[one] for one in piece.parts), ())) for piece in learned
     ]
 
 
@@ -132,7 +114,8 @@ def _choose_kept(
     if vocab.metadata.family == "mbart":
         tags = None  # transformers' class has all tags of its list
     gone = {number for tag, number in vocab.tags.items() if tags is not None and tag not in tags} - used
-    always = {vocab.unk_id, *vocab.metadata.first_ids, *vocab.tags.values(), *model.added} - gone
+    special = (vocab.pad_id, vocab.bos_id, vocab.eos_id, vocab.unk_id, *vocab.metadata.first_ids)
+    always = {*special, *vocab.tags.values(), *model.added} - gone
     pieces = vocab.pieces(range(vocab.size))
     return [number for number in choose_pieces(pieces, used, always=always) if number < vocab.size]
 
@@ -144,33 +127,24 @@ def _make_tag(model: TokenizerJson, vocab: PretrainedVocab, tag: NewTag) -> NewP
     return NewPiece(tag.name, (relative,), entry=model.added.get(relative))
 
 
-def _change_files(
-    files: Mapping[str, bytes], numbers: Mapping[int, int], mark: Mapping[str, Any]
-) -> dict[str, bytes]:
-    """Return the files that stay beside tokenizer.json, with its special symbols and the new ids."""
-    settings = json.loads(files[SETTINGS])
-    added = json.loads(files[TOKENIZER_JSON])["added_tokens"]
+def _read_changed(files: dict[str, bytes], kept: Sequence[int], mark: Mapping[str, Any]) -> PretrainedVocab:
+    """Read the vocabulary of a changed tokenizer.json, with the settings and ids that belong to it."""
+    stored = {name: json.loads(files[name]) for name in (SETTINGS, CONFIG_NAME, _GENERATION) if name in files}
+    settings, added = stored[SETTINGS], json.loads(files[TOKENIZER_JSON])["added_tokens"]
+    named = [token for name, token in settings.items() if name.endswith("_token")]
     special = [token["content"] for token in added if token["special"]]
-    settings["extra_special_tokens"] = [name for name in special if name not in settings.values()]
-    settings["split_special_tokens"] = True  # names of symbols inside a text are text, as in this package
-    changed = {TOKENIZER_JSON: files[TOKENIZER_JSON], SETTINGS: _dump(settings)}
-    for name, more in ((CONFIG_NAME, mark), (_GENERATION, {})):
-        stored = json.loads(files.get(name, b"{}"))
-        ids = {
-            key: numbers.get(old)
-            for key, old in stored.items()
-            if key.endswith("_token_id") and type(old) is int
-        }
-        stored = {
-            key: ids.get(key, value) for key, value in stored.items() if ids.get(key, value) is not None
-        }
-        if stored:
-            changed[name] = _dump(stored | more)
-    return changed
-
-
-def _dump(stored: Mapping[str, Any]) -> bytes:
-    return (json.dumps(stored, indent=2, ensure_ascii=False) + "\n").encode()
+    settings["extra_special_tokens"] = [token for token in special if token not in named]
+    settings["split_special_tokens"] = True  # symbols inside a text are text, as in this package
+    numbers = {old: number for number, old in enumerate(kept)}
+    for fields in stored.values():
+        ids = [name for name, old in fields.items() if name.endswith("_token_id") and isinstance(old, int)]
+        fields |= {name: numbers.get(fields[name]) for name in ids}
+    stored[CONFIG_NAME] |= mark
+    with tempfile.TemporaryDirectory() as folder:
+        for name, fields in stored.items():
+            formats.write_json(fields, Path(folder, name))
+        Path(folder, TOKENIZER_JSON).write_bytes(files[TOKENIZER_JSON])
+        return read_vocab(Path(folder), read_family(Path(folder), stored[CONFIG_NAME]))[0]
 
 
 def _list_matrices(weights: Weights) -> list[str]:
@@ -186,24 +160,28 @@ def _change_rows(weights: Weights, vocab: PretrainedVocab, kept: list[int], new:
         means = [rows[list(piece.parts)].mean(axis=0, keepdims=True) for piece in new]
         rows = np.concatenate([rows[kept], *means])
         leaves[path] = np.ascontiguousarray(np.moveaxis(rows, 0, -1 if path == "output_kernel" else 0))
-    config = dataclasses.replace(
-        weights.config, vocab=dataclasses.replace(weights.config.vocab, size=vocab.size)
-    )
+    ids = {name: getattr(vocab, name) for name in ("pad_id", "bos_id", "eos_id", "unk_id")}
+    section = dataclasses.replace(weights.config.vocab, size=vocab.size, **ids)
+    config = dataclasses.replace(weights.config, vocab=section)
     return dataclasses.replace(weights, config=config, vocabs=Vocabs(vocab, vocab, joint=True), leaves=leaves)
 
 
-def _describe(weights: Weights, kept: int, new: int) -> dict[str, Any]:
+def _describe(
+    weights: Weights, kept: int, new: int, models: Sequence[TokenizerJson], words: Mapping[str, Counter[str]]
+) -> dict[str, Any]:
+    """Return what `ImportResult` says about a change of the vocabulary."""
     old, paths = weights.vocabs.target.size, _list_matrices(weights)
     row = sum(weights.leaves[path].nbytes for path in paths) / old / 1e6
     report: dict[str, Any] = {}
     for what, number in (("removed", old - kept), ("added", new)):
         rows = {f"pieces_{what}": number, f"rows_{what}": number * len(paths)}
         report |= rows | {f"megabytes_{what}": round(number * row, 2)}
-    return report
-
-
-def _measure(model: TokenizerJson, words: Counter[str]) -> float:
-    return round(sum(count * model.count_pieces(word) for word, count in words.items()) / words.total(), 2)
+    pieces = {
+        text: [sum(count * model.count_pieces(word) for word, count in counts.items()) for model in models]
+        for text, counts in words.items()
+    }
+    averages = {text: [round(one / words[text].total(), 2) for one in pair] for text, pair in pieces.items()}
+    return report | {"pieces_per_word": averages}
 
 
 def _convert(vocab: PretrainedVocab) -> dict[str, bytes]:
@@ -225,7 +203,7 @@ def _convert(vocab: PretrainedVocab) -> dict[str, bytes]:
         if other != piece and piece != f"<unnamed {number}>":
             raise UserError(
                 f"transformers gives the id {number} to {other}, and the files of the model to {piece}; "
-                "update transformers, or import a model whose files have a tokenizer.json"
+                "import a model whose files have a tokenizer.json"
             )
     return files
 
