@@ -7,7 +7,7 @@
 The language qaa is the German of toy_de_en with another word in the place of each (der Hund: nofe Tiwu): the
 grammar is the same, and no word is. `texts` writes pairs of both with English, and a random tiny model like
 NLLB whose tokenizer knows German and English. `random_rows` copies a run and draws the rows that its parent
-lacks at random. `curves` tells the first update at which the mean BLEU of the directions with qaa reaches a
+lacks at random. `curves` tells the update at which the mean BLEU of the directions with qaa reaches a
 threshold, by linear interpolation, and the last BLEU of all. experiments/new_language.sh has all commands.
 """
 
