@@ -29,7 +29,7 @@ for threshold in 5 10 20 30; do
 done
 
 # Forgetting: half, a quarter and none of the pairs are old; the recipe would take 4,500 updates.
-LONG="--config=$W/recipe.py --init=$W/means --config.train.steps=3000 --config.train.evaluate_every=500 --config.optim.warmup_steps=600
+LONG="--config=$W/recipe.py --init=$W/means --config.seed=1 --config.train.steps=3000 --config.train.evaluate_every=500 --config.optim.warmup_steps=600
     --config.search.max_length_offset=5"
 python -m flaxformer_mt train $LONG --run=$W/half
 python -m flaxformer_mt train $LONG --run=$W/quarter --config.data.weights=1,1,0.111,0.111
