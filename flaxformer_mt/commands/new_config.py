@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flaxformer_mt.atomic_file import write_atomically
-from flaxformer_mt.commands import new_sizing, new_student
+from flaxformer_mt.commands import new_finetuning, new_sizing, new_student
+from flaxformer_mt.commands.new_finetuning import Parent, list_changes
 from flaxformer_mt.commands.new_sizing import Choice, Corpus, Machine
 from flaxformer_mt.commands.options import NewOptions
 from flaxformer_mt.config import CleanConfig, Config, DataConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
-from flaxformer_mt.config.directions import LANGUAGE_CODE
+from flaxformer_mt.config.directions import LANGUAGE_CODE, Direction, read_members
 from flaxformer_mt.config.files import load_config
 from flaxformer_mt.corpus.text_files import TABLES, find_packing, name_unpacked
 from flaxformer_mt.errors import UserError, command_line, find_url, suggest_sibling, warn_user
@@ -41,7 +42,8 @@ def format_config(summary: str, description: str, choices: Sequence[Choice]) -> 
     """Return the text of a config file: each choice below its reason, or below the choice before."""
     named = {choice.name.partition(".")[0] for choice in choices}
     kinds = {name: kind.__name__ for name, kind in typing.get_type_hints(Config).items() if name in named}
-    imported = sorted({"CleanConfig", "Config", *kinds.values()})
+    values = {type(choice.value).__name__ for choice in choices if dataclasses.is_dataclass(choice.value)}
+    imported = sorted({"Config", *kinds.values(), *values})
     described = f"{summary}\n\n{description}".replace("\\", "\\\\").replace('"', '\\"')
     lines = [f'"""{described}', '"""', ""]
     lines += ["from flaxformer_mt.config import (", *(f"    {name}," for name in imported), ")", "", ""]
@@ -68,10 +70,9 @@ def _spell(value: object) -> str:
     text = repr(value)
     if isinstance(value, str):
         return json.dumps(value)
-    if isinstance(value, CleanConfig):
-        fields = dataclasses.asdict(value).items()
-        changed = [f"{name}={_spell(item)}" for name, item in fields if item != getattr(CleanConfig(), name)]
-        return f"CleanConfig({', '.join(changed)})"
+    if dataclasses.is_dataclass(value):
+        changed = [f"{name}={_spell(item)}" for name, item in list_changes(value).items()]
+        return f"{type(value).__name__}({', '.join(changed)})"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10_000:
         return f"{value:_}"
     return text
@@ -176,21 +177,26 @@ def _check_languages(source: str, target: str) -> None:
 
 def write_new_config(options: NewOptions) -> dict[str, Any]:
     run, goal = options.run, options.for_
+    parent = new_finetuning.read_parent(options)
     teacher = run if goal is None else new_student.name_teacher(run)
     for name in dict.fromkeys([teacher, run]):
         _check_new(name, overwrite=options.overwrite)
     check_writable(run.parent)
     machine = _find_machine()
-    data, described = _find_data(options)
-    report, choices = _choose_sizes(data, machine)
+    data, described = _find_data(options, parent)
+    report, choices = _choose_sizes(data, machine, parent)
     configs = {teacher: [*described, *choices]}
     commands = [["train", f"--config={run}.py", f"--run={run}"]]
+    if parent is not None:  # step 0 is the model before training
+        commands[0].append(f"--init={parent.name}")
+        commands.append(["evaluate", f"--run={run}", f"--against={run}@0"])
     if goal is not None:
         new_student.write_text(data, run)
         configs[run] = new_student.choose_student(configs[teacher], run, goal)
         commands = new_student.list_commands(run, goal, data)
     description = _describe(options, commands, report, machine)
-    languages, pairs = f"{data.source_language}-{data.target_language}", f"{report['train']['pairs']:,} pairs"
+    part, *_ = report["train"]["parts"]
+    languages, pairs = f"{data.source_language}-{data.target_language}", f"{part['pairs']:,} pairs"
     for name, config in configs.items():
         role = "a model" if goal is None else f"a student (--for={goal})" if name == run else "the teacher"
         file, text = Path(f"{name}.py"), format_config(f"{languages}: {role}, {pairs}.", description, config)
@@ -199,13 +205,13 @@ def write_new_config(options: NewOptions) -> dict[str, Any]:
         validate(load_config(file))
     lines = [command_line(*command) for command in commands]
     written = " and ".join(f"{name}.py" for name in configs)
-    verb, act = ("is", "train with") if goal is None else ("are", "run in this order")
+    verb, act = "are" if len(configs) > 1 else "is", "run in this order" if len(lines) > 1 else "train with"
     print(f"{written} {verb} written; change what you like, and {act}:", *lines, sep="\n", file=sys.stderr)
-    (part,) = report["train"]["parts"]
     sizes = {split: report[split]["pairs"] if report[split] else 0 for split in ("train", "valid", "test")}
     problems = {name: found["count"] for name, found in part["problems"].items()}
     result = {"config": f"{run}.py", "pairs": sizes, "problems": problems, "train": lines[0]}
-    return result if goal is None else result | {"teacher": f"{teacher}.py", "commands": lines}
+    result |= {"commands": lines} if len(lines) > 1 else {}
+    return result if goal is None else result | {"teacher": f"{teacher}.py"}
 
 
 def _check_new(run: Path, *, overwrite: bool) -> None:
@@ -215,14 +221,18 @@ def _check_new(run: Path, *, overwrite: bool) -> None:
         raise UserError(f"{run} is a run already, with its own config; give another --run=DIR")
 
 
-def _find_data(options: NewOptions) -> tuple[DataConfig, list[Choice]]:
+def _find_data(options: NewOptions, parent: Parent | None) -> tuple[DataConfig, list[Choice]]:
     languages = options.source_language, options.target_language
-    corpus = find_corpus(
-        options.files, languages, options.run.with_name(f"{options.run.name}_text").absolute()
-    )
+    links = options.run.with_name(f"{options.run.name}_text").absolute()
+    corpus = find_corpus(options.files, languages, links)
+    if options.replay is not None and (split := corpus.train_split) != "train":  # as in the other sets
+        renamed = {f"train{path.name.removeprefix(split)}": path for path in map(_check_file, options.files)}
+        held = [path for path in corpus.text_dir.iterdir() if path.name.startswith(("valid", "test."))]
+        renamed |= {path.name: path for path in held}
+        corpus = corpus._replace(text_dir=links, train_split="train", links=renamed)
     make_links(corpus)
     try:
-        return _choose_data(corpus, options)
+        return _choose_data(corpus, options, parent)
     except UserError as error:  # the remedy of training is a flag that `new` lacks
         message = re.sub(
             r"--config\.data\.clean\.(unequal_lines|invalid_utf8)=drop", "--drop_invalid", str(error)
@@ -245,7 +255,9 @@ def _find_machine() -> Machine:
     return Machine(default_device_kind(), platform, len(devices), memory[0] if memory else None, True)
 
 
-def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, list[Choice]]:
+def _choose_data(
+    corpus: CorpusFiles, options: NewOptions, parent: Parent | None
+) -> tuple[DataConfig, list[Choice]]:
     """Return the section `data` but for lengths and batches, and its choices."""
     from flaxformer_mt.corpus import has_split, read_pairs
 
@@ -261,10 +273,13 @@ def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, 
         Choice(
             "data.source_language",
             corpus.source_language,
-            "exchange the two languages to translate the other way",
+            "" if parent else "exchange the two languages to translate the other way",
         ),
         Choice("data.target_language", corpus.target_language, ""),
     ]
+    if parent is not None:
+        direction = Direction(corpus.source_language, corpus.target_language)
+        choices = [*new_finetuning.choose_sets(parent, direction, options.replay), *choices[1:]]
     if options.cache_dir is not None:
         cache = str(options.cache_dir.absolute())
         choices.append(Choice("data.cache_dir", cache, "prepared data, which can be made again"))
@@ -275,16 +290,25 @@ def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, 
     choices.append(Choice("data.clean", clean, reason))
     data = DataConfig(**_fields(choices))
     train = read_pairs(data, "train", pool=choose_pool(None, None), progress=WorkProgress(sys.stderr))
-    if len(train) < new_sizing.FEWEST_PAIRS:
+    sizes = [part["pairs"] for part in train.report["parts"]]
+    if sizes[0] < new_sizing.FEWEST_PAIRS:
         raise UserError(
-            f"{', '.join(options.files)} have {len(train)} pairs after cleaning; a model needs at least "
+            f"{', '.join(options.files)} have {sizes[0]} pairs after cleaning; a model needs at least "
             f"{new_sizing.FEWEST_PAIRS} to learn anything, and tens of thousands to translate"
         )
     for split in ("valid", "test"):
-        held = new_sizing.choose_held_out(len(train), split)
-        if has_split(data, split):
+        held = new_sizing.choose_held_out(min(sizes), split)
+        first = {member.direction: member.name for member in reversed(read_members(data))}
+        sets = [dataclasses.replace(data, dataset=name) for name in first.values()]
+        if len(present := [one.dataset for one in sets if has_split(one, split)]) not in (0, len(sets)):
+            raise UserError(f"only {', '.join(present)} has {split} files; give them to all sets, or to none")
+        if present:
             held = Choice(f"data.{split}_pairs", 0, f"none are held out: {corpus.text_dir} has {split} files")
         choices.append(held)
+    data = DataConfig(**_fields(choices))
+    if parent is not None and options.replay is not None:
+        sizes = [part["pairs"] for part in read_pairs(data, "train").report["parts"]]
+        choices.append(new_finetuning.choose_weights(parent, sizes))
     return DataConfig(**_fields(choices)), choices
 
 
@@ -292,23 +316,28 @@ def _fields(choices: list[Choice]) -> dict[str, Any]:
     return {choice.name.partition(".")[2]: choice.value for choice in choices}
 
 
-def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[dict[str, Any], list[Choice]]:
+def _choose_sizes(
+    data: DataConfig, machine: Machine, parent: Parent | None
+) -> tuple[dict[str, Any], list[Choice]]:
     """Prepare the data; return the report of it, and the choices of all but the data."""
     from flaxformer_mt.corpus import read_pairs
     from flaxformer_mt.data.corpus_diagnostics import describe_lost_text, describe_overlap
     from flaxformer_mt.data.prepare import plan_first_epoch
 
-    pairs = read_pairs(data, "train")
-    characters, scripts = _look_at_text(pairs)
-    vocabulary = new_sizing.choose_vocabulary(len(pairs), characters, scripts)
-    config, prepared = _prepare(data, vocabulary)
+    if parent is not None:
+        vocabulary = new_finetuning.copy_section(parent, "vocab")
+    else:
+        pairs = read_pairs(data, "train")
+        vocabulary = new_sizing.choose_vocabulary(len(pairs), *_look_at_text(pairs))
+    config, prepared = _prepare(data, vocabulary, parent)
     report = prepared.report
     for warning in (*describe_overlap(report["overlap"]), *describe_lost_text(report["lost_text"])):
         warn_user(warning)
     store = prepared.train.base
-    lengths = np.stack([store.source_lengths, store.target_lengths])
+    pairs = sum(part.size for part in store.parts[: parent.new_sets if parent else 1])
+    lengths = np.stack([store.source_lengths, store.target_lengths])[:, :pairs]
     most = np.ceil(np.percentile(lengths, _PERCENTAGE, axis=1))
-    corpus = Corpus(len(pairs), int(lengths.max(axis=0).sum()), *map(int, most))
+    corpus = Corpus(pairs, int(lengths.max(axis=0).sum()), *map(int, most))
     limits = new_sizing.choose_lengths(corpus)
 
     def count_updates(batches: dict[str, Any]) -> int:
@@ -320,15 +349,17 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[dict[str, Any], l
         corpus,
         machine,
         longest=max(choice.value for choice in limits),
-        width=_fields(model)["model_dim"],
+        width=parent.config.model.model_dim if parent else _fields(model)["model_dim"],
         row_multiple=data.row_multiple,
         count_updates=count_updates,
+        pretrained=parent is not None,
     )
     search = Choice("search.beam_size", 5, "usual; 1 is greedy search, faster and a little worse")
-    return report, [*limits, *vocabulary, *model, *training, search]
+    choices = [*limits, *vocabulary, *model, *training, search]
+    return report, new_finetuning.adapt(parent, machine, choices) if parent else choices
 
 
-def _prepare(data: DataConfig, vocabulary: list[Choice]) -> tuple[Config, Any]:
+def _prepare(data: DataConfig, vocabulary: list[Choice], parent: Parent | None) -> tuple[Config, Any]:
     """Prepare the data with any lengths, and with fewer pieces, as `vocabulary` then says, where it must."""
     from flaxformer_mt.data.prepare import prepare
     from flaxformer_mt.vocab.sentencepiece_vocab import VocabularyTooLarge
@@ -338,11 +369,12 @@ def _prepare(data: DataConfig, vocabulary: list[Choice]) -> tuple[Config, Any]:
         "max_target_length": _LONGEST,
         "batch_tokens": 16 * _LONGEST,
     }
-    progress, pool = WorkProgress(sys.stderr), choose_pool(None, None)
+    options: dict[str, Any] = {"progress": WorkProgress(sys.stderr), "pool": choose_pool(None, None)}
+    options["vocabs"] = None if parent is None else parent.vocabs
     while True:
         config = Config(data=dataclasses.replace(data, **longest), vocab=VocabConfig(**_fields(vocabulary)))
         try:
-            return config, prepare(config, progress=progress, overlap=True, pool=pool)
+            return config, prepare(config, overlap=True, **options)
         except VocabularyTooLarge as error:
             reason = f"this text gives {error.maximum:,} subwords at most"
             vocabulary[0] = Choice("vocab.size", error.maximum, reason)
@@ -363,8 +395,7 @@ def _look_at_text(pairs: Any) -> tuple[int, tuple[str, str]]:
 def _describe(
     options: NewOptions, commands: list[list[str]], report: dict[str, Any], machine: Machine
 ) -> str:
-    pairs = report["train"]["pairs"]
-    (part,) = report["train"]["parts"]
+    part, *_ = report["train"]["parts"]
     held = part.get("held_out", {})
     words = {
         "valid": "for validation",
@@ -378,6 +409,6 @@ def _describe(
         "",
         f"Written by `new` for {machine.name} from {part['read']:,} pairs:",
         *(f"    {name}" for name in options.files),
-        f"{pairs:,} of them are trained on. The others: {', '.join(others) or 'none'}.",
+        f"{part['pairs']:,} of them are trained on. The others: {', '.join(others) or 'none'}.",
     ]
     return "\n".join(lines)

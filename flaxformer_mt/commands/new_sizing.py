@@ -16,6 +16,7 @@ FEWEST_PAIRS = 500
 _VOCABULARIES = ((10_000, 2000), (40_000, 4000), (200_000, 8000), (2_000_000, 16_000), (1 << 62, 32_000))
 _DROPOUTS = ((100_000, 0.3), (500_000, 0.2), (1 << 62, 0.1))
 _EPOCHS = ((20_000, 60), (100_000, 40), (1_000_000, 20), (10_000_000, 8), (1 << 62, 3))
+_FINE_TUNING_EPOCHS = ((20_000, 30), (100_000, 15), (1_000_000, 6), (10_000_000, 2), (1 << 62, 1))
 # Up to this width, learning rate and warm-up.
 _RATES = ((128, 3e-3, 1000), (256, 2e-3, 1000), (512, 7e-4, 4000), (1 << 62, 5e-4, 4000))
 # Batches are so large that an epoch would have so many updates without padding; training has about so many
@@ -133,6 +134,7 @@ def choose_training(
     width: int,
     row_multiple: int,
     count_updates: Callable[[dict[str, Any]], int],
+    pretrained: bool = False,
 ) -> list[Choice]:
     most, why = _most_batch_tokens(machine, width)
     fewest = longest * row_multiple
@@ -145,10 +147,11 @@ def choose_training(
     updates = count_updates({"batch_tokens": batch} | ({"num_shapes": shapes[0].value} if shapes else {}))
     if fewest < batch < most:
         why = f"{updates:,} steps per epoch"
-    epochs = next(epochs for limit, epochs in _EPOCHS if corpus.pairs < limit)
+    table = _FINE_TUNING_EPOCHS if pretrained else _EPOCHS
+    epochs = next(epochs for limit, epochs in table if corpus.pairs < limit)
     steps = min(_round(max(1000, epochs * updates), 500), 100_000)
     every = min(round(max(1, steps / _EVALUATIONS / 100)) * 100, 5000)
-    rate, warmup = next((rate, warmup) for limit, rate, warmup in _RATES if width <= limit)
+    rate, warmup = choose_learning_rate(width)
     chunks = [Choice("train.loss_chunk_tokens", 512, "logits of so many tokens at a time save memory")]
     return [
         Choice("data.batch_tokens", batch, why),
@@ -162,6 +165,11 @@ def choose_training(
         Choice("train.patience", 10, "training ends after so many evaluations without a better BLEU"),
         *(chunks if machine.platform == "cpu" else []),
     ]
+
+
+def choose_learning_rate(width: int) -> tuple[float, int]:
+    """Return the learning rate of a model's width, and the number of steps of its warm-up."""
+    return next((rate, warmup) for limit, rate, warmup in _RATES if width <= limit)
 
 
 def _most_batch_tokens(machine: Machine, width: int) -> tuple[int, str]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from flaxformer_mt.commands.new_sizing import Choice
+from flaxformer_mt.commands.new_sizing import Choice, choose_learning_rate
 from flaxformer_mt.config import DataConfig
 
 _FORMATS = {"browser": "bergamot", "cpu": "ctranslate2"}
@@ -33,12 +33,12 @@ def choose_student(teacher: Sequence[Choice], run: Path, goal: str) -> list[Choi
         Choice("data.source_language", values["data.source_language"], ""),
         Choice("vocab.source_model", str(vocab / "source.model"), "the teacher's vocabulary"),
         Choice("vocab.target_model", str(vocab / "target.model"), ""),
-        Choice("model.num_encoder_layers", 6, "a deep encoder; translation mostly waits for the decoder"),
-        Choice("model.num_decoder_layers", 1 if width < 256 else 2, ""),
+        Choice("model.num_decoder_layers", 1 if width < 256 else 2, "translation mostly waits for the decoder"),
         Choice("model.model_dim", width, "half the teacher's width, and a multiple of 64"),
         Choice("model.num_heads", width // 32, ""),
         Choice("model.ffn_dim", 4 * width, "four times the width, as usual"),
         Choice("model.dropout_rate", 0.1, "the teacher's translations are more regular than references"),
+        Choice("optim.learning_rate", choose_learning_rate(width)[0], "for models of this size"),
         *(_BERGAMOT if goal == "browser" else ()),
     ]
     changes = {choice.name: choice for choice in choices}

@@ -656,6 +656,12 @@ class NewOptions:
     # (CTranslate2). Then RUN.py is a small student, RUN_teacher.py its teacher, and both have the commands up
     # to the export. None: one model.
     for_: Literal["browser", "cpu"] | None = None
+    # Run to fine-tune, such as one that `import --new_language` made. RUN.py then has its network and
+    # vocabulary, and both directions of the corpus if the model has language tags. None: a new model.
+    from_: Path | None = None
+    # With --from: data sets of directions that the model knows, as in parallel_text@my_text:ru-en. A share of
+    # them is mixed in, against forgetting. None: no such set.
+    replay: str | None = None
     # Language of the sources, such as fr. None: the ending of the first file.
     source_language: str | None = None
     # Language of the targets, such as en. None: the ending of the second file.

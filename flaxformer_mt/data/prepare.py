@@ -71,13 +71,14 @@ def prepare(
     overlap: bool = False,
     shortlist: ShortlistRequest | None = None,
     pool: PoolOptions = NO_POOL,
+    vocabs: Vocabs | None = None,
 ) -> Prepared:
     """Read the data set, train or load the vocabularies, and tokenize; reuses the results in the cache.
 
     Without a source language there is only the target vocabulary; sources are empty and source sizes are 0.
     `run_dir` receives the config, the vocabularies (if it has none), and what is learned of target lengths.
     `own_store` is a folder for the stores of later epochs that this process alone writes. `overlap` reports
-    which held-out pairs are in the training set, all of which is read.
+    which held-out pairs are in the training set, all of which is read. `vocabs`: those of another run.
     """
     if run_dir is not None:
         run_dir = open_copy(run_dir)
@@ -89,7 +90,7 @@ def prepare(
     pairs |= {split: read_pairs(config.data, split) for split in splits if has_split(config.data, split)}
     making = "reading" if config.vocab.kind == "pretrained" else "training"
     with progress.part(f"{making} the vocabulary ({config.vocab.kind}, {config.vocab.size:,} pieces)"):
-        vocabs = _find_vocabs(config, pairs["train"], root, run_dir)
+        vocabs = vocabs or _find_vocabs(config, pairs["train"], root, run_dir)
         _check_vocabs(vocabs, pairs["train"])
     _check_noise(config, pairs["train"])
     if run_dir is not None and is_first():

@@ -34,6 +34,7 @@ class DirectionScorer:
             options["only"] = [*QUICK, *(name for name in config.metrics if name not in (*QUICK, "loss"))]
             self._parts.append((direction.name, range(start, start + part.size), options))
             start += part.size
+        self.directions = [(options["direction"], rows) for _, rows, options in self._parts]
 
     def score(self, translations: Translations) -> dict[str, float]:
         """The means of quick metrics and train.best_metric's; of several directions also `bleu_de-en` etc."""
@@ -75,15 +76,22 @@ def find_metrics(report: Mapping[str, Any]) -> list[str]:
 
 
 def describe_directions(report: Mapping[str, Any]) -> Table:
-    """The scores of each direction, and their means.
+    """The scores of each direction, beside the BLEU of compared systems, and their means.
 
-    direction  sentences   BLEU   chrF    TER
-    en-de            500  30.10  52.20  55.00
-    mean                  30.10  52.20  55.00
+    direction  sentences   BLEU   chrF    TER  BLEU of runs/a@0
+    en-de            500  30.10  52.20  55.00             28.70
+    mean                  30.10  52.20  55.00             28.70
     """
-    records = [{**scores, "name": name} for name, scores in report["directions"].items()]
-    columns = {"direction": "{name}", "sentences": "{sentences}", **_name_columns(find_metrics(report))}
-    return make_table(columns, [*records, {**report, "name": "mean", "sentences": None}])
+    directions, metric = report["directions"], next(iter(metrics := find_metrics(report)), "")
+    columns = {"direction": "{name}", "sentences": "{sentences}", **_name_columns(metrics)}
+    records = [*({**one, "name": name} for name, one in directions.items()), {**report, "name": "mean"}]
+    records[-1]["sentences"] = None
+    for number, system in enumerate(next(iter(directions.values())).get("against", ())):
+        columns[f"{title_of(metric)} of {system['name']}"] = f"{{against_{number}:.2f}}"
+        scores = [one["against"][number][metric]["score"] for one in directions.values()]
+        for record, score in zip(records, [*scores, fmean(scores)], strict=True):
+            record[f"against_{number}"] = score
+    return make_table(columns, records)
 
 
 def _name_columns(metrics: Iterable[str]) -> dict[str, str]:

@@ -2,13 +2,14 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
 
 from flaxformer_mt.config import Config
+from flaxformer_mt.corpus.reader import read_pairs
 from flaxformer_mt.data.batch_array import RowShare
 from flaxformer_mt.data.loader import valid_batches
 from flaxformer_mt.data.prepare import Prepared
@@ -63,10 +64,11 @@ class Validation:
         self._translator = None
         if not prepared.valid_pairs.has_source:
             return
-        self._sources = [pair.source for pair in prepared.valid_pairs]
+        # Without tags, which the translator adds: some models begin translations with one, too.
+        self._sources = [pair.source for pair in read_pairs(config.data, "valid", tagged=False)]
         self._scorer = DirectionScorer(prepared.valid_pairs, config.train)
         self._references = [pair.target for pair in prepared.valid_pairs]
-        self._documents = (prepared.valid_pairs.documents if config.data.context else None) or False
+        self._documents = (prepared.valid_pairs.documents if config.data.context else None) or ()
         alone: dict[str, Any] = {"rerank": "", "rerank_weight": None}
         greedy = dataclasses.replace(config.search, method="greedy", beam_size=1, **alone)
         ignored: list[str] = []  # the same lines are cut at every evaluation: `prepare` reports them once
@@ -101,7 +103,8 @@ class Validation:
                 if self._translator is not None and self._split is None:
                     unstacked = self._shapes_after(unstack_layers, whole) if self._scanned else whole
                     shapes = replicated_shapes(unstacked)
-                    self._translator.compile(self._sources, shapes, self._documents)
+                    for lines, options in self._sets():
+                        self._translator.compile(lines, shapes, **options)
 
         threads = ThreadPoolExecutor(1, thread_name_prefix="compile")
         self._compiling = threads.submit(compile_all)
@@ -124,17 +127,26 @@ class Validation:
             return values | {"seconds": time.monotonic() - start}
         unstacked = self._unstack(params) if self._scanned else params
         start = time.monotonic()
-        found = self._translator.translate(
-            self._sources,
-            documents=self._documents,
-            params=place_parameters(unstacked, self._split or True),
-        )
+        placed, translator = place_parameters(unstacked, self._split or True), self._translator
+        found = [
+            one
+            for lines, options in self._sets()
+            for one in translator.translate(lines, params=placed, **options)
+        ]
         seconds = time.monotonic() - start
         evaluation = Translations(
             tuple(self._sources), tuple(self._references), tuple(one.text for one in found)
         )
         self.samples = choose_samples(evaluation)
         return values | decide_once(lambda: self._scorer.score(evaluation)) | {"seconds": seconds}
+
+    def _sets(self) -> Iterator[tuple[list[str], dict[str, Any]]]:
+        """Yield the sources of each direction, and the options to translate them."""
+        for direction, rows in self._scorer.directions:
+            part = slice(rows.start, rows.stop)
+            several = {"source_language": direction.source, "target_language": direction.target}
+            languages = several if len(self._scorer.directions) > 1 else {}
+            yield self._sources[part], {"documents": self._documents[part] or False, **languages}
 
     def _compile_steps(self, params: Any) -> None:
         """Compile the loss for the shapes of all batches at once, instead of one after the other."""

@@ -44,14 +44,14 @@ class LineTags(NamedTuple):
 
     def find(self, lines: Sequence[str], *, first_line: int = 1) -> list[str] | None:
         """Return the tags to put before each line; None if no line gets one."""
-        if not (self.known or self.added):
+        if not (self.known or self.added or self.missing):
             return None
         found = []
         for number, line in enumerate(lines, start=first_line):
             plain = line.lstrip(BLANKS)
             tagged = not plain or plain.startswith(self.known)
             if not tagged and self.missing:
-                raise UserError(f"{self.missing} (line {number} does not)")
+                raise UserError(f"{self.missing} (line {number} does not)" if self.known else self.missing)
             found.append("" if tagged else self.added)
         return found
 
@@ -132,9 +132,8 @@ def choose_line_tags(
     targets = list(dict.fromkeys(choose_target_tag(data, one) for one in fitting))
     if len(targets) > 1:
         languages = list(dict.fromkeys(one.target for one in fitting))
-        raise UserError(
-            f"this model translates to {' and '.join(languages)}; give --target_language={languages[0]}"
-        )
+        asked = f"this model translates to {' and '.join(languages)}; give --target_language={languages[0]}"
+        return LineTags("", missing=asked)  # a tag in a line names its own language, not the translation's
     lead = f"{targets[0]} " if targets[0] else ""
     common = common_languages(fitting)
     if len(possible) > 1:

@@ -307,12 +307,19 @@ class Translator:
         return sum(self.search.warm_up(self.all_params, n_best=count_candidates(self.config.search, n_best)))
 
     def compile(
-        self, lines: Sequence[str], params: Any, documents: Sequence[Hashable] | bool = False
+        self,
+        lines: Sequence[str],
+        params: Any,
+        documents: Sequence[Hashable] | bool = False,
+        **languages: Any,
     ) -> None:
-        """Compile the programs that translate these lines with `params`, of which only shapes are read."""
+        """Compile the programs that translate these lines with `params`, of which only shapes are read.
+
+        `languages`: source_language and target_language, as `translate` has them.
+        """
         engine, data = self.engine(params=params), self.config.data
         numbered = Documents(lines, data.context, None if isinstance(documents, bool) else documents)
-        for one in make_requests(numbered, {}, documents=numbered if documents else None):
+        for one in make_requests(numbered, {}, documents=numbered if documents else None, **languages):
             engine.submit(dataclasses.replace(one, id=one.seed))
         engine.backend.compile()
 

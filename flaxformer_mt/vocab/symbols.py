@@ -41,8 +41,8 @@ def check_language_tags(vocab: Vocab, tags: Iterable[str]) -> None:
         if vocab.tags:
             raise UserError(
                 f"the pretrained vocabulary has no language tag {tag}; it has {len(vocab.tags)}, such as "
-                f"{', '.join(list(vocab.tags)[:6])}: train with languages that the model knows, or set "
-                "data.target_tags=never"
+                f"{', '.join(list(vocab.tags)[:6])}: train with languages that the model knows, add one with "
+                "`import --new_language`, or set data.target_tags=never"
             )
         ids = vocab.tokenize(tag)[:-1]
         if len(ids) != 1 or ids[0] == vocab.unk_id:
