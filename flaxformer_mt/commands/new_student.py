@@ -33,7 +33,9 @@ def choose_student(teacher: Sequence[Choice], run: Path, goal: str) -> list[Choi
         Choice("data.source_language", values["data.source_language"], ""),
         Choice("vocab.source_model", str(vocab / "source.model"), "the teacher's vocabulary"),
         Choice("vocab.target_model", str(vocab / "target.model"), ""),
-        Choice("model.num_decoder_layers", 1 if width < 256 else 2, "translation mostly waits for the decoder"),
+        Choice(
+            "model.num_decoder_layers", 1 if width < 256 else 2, "translation mostly waits for the decoder"
+        ),
         Choice("model.model_dim", width, "half the teacher's width, and a multiple of 64"),
         Choice("model.num_heads", width // 32, ""),
         Choice("model.ffn_dim", 4 * width, "four times the width, as usual"),
