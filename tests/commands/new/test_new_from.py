@@ -111,7 +111,7 @@ def test_a_name_that_is_not_train_is_linked_with_the_sets_beside_it(work):
         (["--from=base", "--replay=parallel_text@none:de-en"], "none"),
         (
             ["--from=base", "--replay=parallel_text@both:de-en"],
-            "only parallel_text@both:de-en.* has valid files",
+            "only parallel_text@both:.* has valid files",
         ),
         (["--from=base", "--target_language=qab_Latn"], "no language tag qab_Latn; .* add one with `import"),
     ],
