@@ -83,7 +83,7 @@ class SearchModelOptions(DtypeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class NonfiniteOptions:
-    """What becomes of a damaged model."""
+    """Whether a damaged model may be used."""
 
     # ---- model ----
 

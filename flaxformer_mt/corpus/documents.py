@@ -61,7 +61,7 @@ def check_context(data: DataConfig, what: str) -> None:
 
 
 class Documents:
-    """Iterates over lines; `before` has the lines before the last one in its document, the nearest last.
+    """Iterates over lines; `before` has those before the current line in its document, in order.
 
     A document ends at a blank line, and where the id changes.
     """

@@ -44,7 +44,7 @@ class Continuation(NamedTuple):
 
 
 def continue_beams(cache: Cache, *, beams: int, length: int) -> Continuation:
-    """Return which states the next tokens [B, W] continue: those that their hypotheses wrote one step before.
+    """Return which state each next token [B, W] continues: that of the beam its hypothesis was in before.
 
     States stay where they were written, like cached keys and values, and `cache.ancestors` tells who wrote
     them: with parents [[0 0]], both beams continue the state of beam 0.

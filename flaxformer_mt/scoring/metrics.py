@@ -235,7 +235,7 @@ def score_sentences(
 def try_scorers(
     names: Iterable[str], where: str, *, with_references: bool = True, direction: Direction = UNKNOWN
 ) -> None:
-    """Ask each scorer from outside for a score, so that one that fails does so before the work begins."""
+    """Ask each outside scorer for a score, so that a broken one fails before the work begins."""
     for name in names:
         if find_metric(name, where).scorer is not None or not with_references:
             references = ["1"] if with_references else None

@@ -156,7 +156,7 @@ def watch_arrival(stream: BinaryIO) -> ArrivingLines | None:
 def take_windows(
     items: Iterable[Item], size: int, is_ready: Callable[[], bool] | None
 ) -> Iterator[list[Item]]:
-    """Yield windows of `size` items; fewer at the end, and where the next one is not ready.
+    """Yield windows of `size` items; shorter ones at the end, and when the next item is not ready.
 
     What goes wrong with an item is raised after the items before it. `is_ready` is as that of
     `ArrivingLines`, and a window of items that keep coming closes after five seconds; None: all are ready.
@@ -279,7 +279,7 @@ def is_device(path: str) -> bool:
 
 
 def partial_of(file: Path) -> Path:
-    """Return the name of an output file until it is complete."""
+    """Return the name that an output file has until it is complete."""
     return file.with_name(file.name + ".partial")
 
 

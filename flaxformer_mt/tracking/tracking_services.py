@@ -15,7 +15,7 @@ _NAME = "trackers.json"
 
 
 class Service:
-    """One place where a run is recorded; it leaves out what it does not define.
+    """One place where a run is recorded; methods that it does not define do nothing.
 
     identity: the run's name in the service, with which a resumed run goes on.
     """

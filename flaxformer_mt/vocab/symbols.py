@@ -23,7 +23,7 @@ def check_symbols(vocab: Vocab, symbols: Sequence[str], *, name: str) -> None:
 
 
 def check_tags(vocab: Vocab, parts: Iterable[Mapping[str, Any]]) -> None:
-    """Raise UserError if the vocabulary of the sources splits the `tag` of a made data set, in its report."""
+    """Raise UserError if the sources' vocabulary splits the `tag` of a data set; `parts`: their reports."""
     for part in parts:
         tag = part.get("tag", "")
         if tag and not is_one_piece(vocab, tag):

@@ -35,7 +35,7 @@ class NewPiece(NamedTuple):
 
 
 class TokenizerJson:
-    """The words of texts, and the pieces that the tokenizer of a tokenizer.json splits them into."""
+    """Divides texts into words, and words into pieces, as a tokenizer.json does."""
 
     def __init__(self, content: bytes, *, silent: Collection[int] = ()) -> None:
         """silent: ids of symbols whose names inside a text are text."""

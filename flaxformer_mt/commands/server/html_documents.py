@@ -62,7 +62,7 @@ class Line(NamedTuple):
 
     @property
     def needs_alignment(self) -> bool:
-        """Whether the translation must have an alignment of words, which its tags are placed by."""
+        """Whether placing the tags needs an alignment of words with the translation."""
         return self.marked is not None and bool(self.marked.items)
 
     def find_sentences(self, language: str) -> tuple[int, ...] | None:
