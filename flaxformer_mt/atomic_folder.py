@@ -165,7 +165,7 @@ def _remove_leftovers(root: Path) -> None:
 
 
 def save_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write files as np.save does, which does not say that the disk is full."""
+    """Write the files of np.save, but raise an error if the disk is full, as np.save does not."""
     for name, array in arrays.items():
         array = np.ascontiguousarray(array)
         with (folder / f"{name}.npy").open("wb") as file:

@@ -151,7 +151,7 @@ def find_unequal_lengths(block: TextBlock, rules: CleanConfig) -> np.ndarray:
 
 
 def find_other_numbers(block: TextBlock, rules: CleanConfig) -> np.ndarray:
-    """The source, if the digits from 1 to 9 of the sides differ, in any order and script.
+    """Report the source if the two sides have different digits from 1 to 9, in any order and script.
 
     Languages write 1,000 and 0.5 in several ways, so zeros and marks are left out, as in OpusFilter's rule
     for numerals (Aulamo et al. 2020).

@@ -9,7 +9,7 @@ _POINT = re.compile(rb"([0-9]{1,9})-([0-9]{1,9})")
 
 
 def parse_points(line: bytes, sizes: tuple[int, int], *, where: str) -> list[tuple[int, int]]:
-    """Points of one line, unique, in the order of target and then source positions; `sizes` in words."""
+    """The unique points of a line, sorted by target, then source position; `sizes`: words per side."""
     points: set[tuple[int, int]] = set()
     for text in line.split():
         match = _POINT.fullmatch(text)

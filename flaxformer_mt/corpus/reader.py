@@ -38,7 +38,7 @@ Split = Literal["train", "valid", "test"]
 def hold_out(
     splits: Sequence[RawSplit], cleaned: Sequence[Cleaned], sizes: Mapping[str, int], part: Split
 ) -> list[Cleaned]:
-    """Hold pairs out from the first data set of each direction; return the rows of `part` of each set.
+    """Hold out pairs of the first set of each direction; return, of each set, the rows that are in `part`.
 
     `sizes` are the numbers of pairs of `valid` and `test` of each direction; 0: none. Reports say how many
     pairs of each set are held out, or stay `aside` because they share a sentence with those.

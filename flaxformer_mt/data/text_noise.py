@@ -134,7 +134,7 @@ def follow_words(links: np.ndarray, before: str, after: str) -> np.ndarray:
 
 
 def change_case(text: str, kind: str, language: str) -> str:
-    """Change to upper_case, lower_case or title_case, in which other letters stay, by Unicode."""
+    """Change to upper_case, lower_case or, for the first letters of words only, title_case, by Unicode."""
     dotted = _DOTTED.fullmatch(language) is not None
     if kind == "lower_case":
         text = text.replace("İ", "i").replace("I", "ı") if dotted else text

@@ -111,9 +111,9 @@ class MaskRule:
         return query_segments, memory_segments
 
     def memory_lengths(self) -> Array | None:
-        """Count the tokens of each row, [B], at least 1; None if the rule is not one of lengths.
+        """Count the tokens of each row, [B], at least 1; None if lengths alone do not give the mask.
 
-        Kernels that get lengths have no result for a row without tokens, as rows are that fill a batch.
+        Kernels that get lengths have no result for a row without tokens, such as a row that fills a batch.
         """
         if self.query_segments is not None or not self.padded_at_end or self.memory_segments is None:
             return None

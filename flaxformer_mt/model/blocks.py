@@ -18,7 +18,7 @@ BlockCache = dict[str, Array]
 
 
 class Block(nn.Module):
-    """What all blocks share: a first sublayer, which reads the other tokens, and a last one, feed-forward."""
+    """What all blocks share: a first sublayer that reads other tokens, and a feed-forward last sublayer."""
 
     config: ModelConfig
     kernels: Kernels

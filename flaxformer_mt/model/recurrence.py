@@ -65,7 +65,7 @@ def continue_prefix(cache: Cache, *, length: int) -> Continuation:
 
 
 def find_starts(segments: Array | None) -> Array | None:
-    """Mark the first position of each segment of rows [B, T]; None, of one sentence in each row, gives None.
+    """Mark the first position of each segment of rows [B, T]; None (one sentence in each row) gives None.
 
     [[1 1 2 2 0]] gives [[1 0 1 0 1]].
     """

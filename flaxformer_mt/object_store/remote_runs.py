@@ -351,7 +351,10 @@ def fetch_files(
 
 
 def open_output(path: str | Path, *, empty: bool = False) -> Path:
-    """The path with its ~ expanded; for a URL, perhaps `empty`, a local path until `publish_output`."""
+    """Expand ~ in a path; for a URL, which must have no files if `empty`, return a local path.
+
+    `publish_output` uploads what is written there.
+    """
     if not (url := find_url(path)):
         return local_path(path)
     above, _, name = url.rpartition("/")

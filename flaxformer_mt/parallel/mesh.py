@@ -61,7 +61,7 @@ class Parallel:
 
     @property
     def row_share(self) -> tuple[int, ...]:
-        """Indices of the parts of a batch's rows that this process holds, of `layout.row_parts` equal parts.
+        """Which of the `layout.row_parts` equal parts of a batch's rows this process holds, by index.
 
         Two processes of two devices each, data 4: (0, 1) on the first and (2, 3) on the second.
         """

@@ -119,7 +119,7 @@ class CheckpointIndex:
         )
 
     def find_newest_undamaged(self) -> tuple[int | None, str]:
-        """The newest undamaged step (None: no checkpoint), and a warning of newer, damaged steps, or ""."""
+        """The newest undamaged step (None: no checkpoint), and a warning if newer ones are damaged, or ""."""
         damages: list[str] = []
         for step in reversed(self.steps()):
             damage = self._find_damage(self.folder(step))

@@ -35,7 +35,7 @@ class Service:
 
 
 def import_service(name: str) -> Callable[[Path, str | None], Service]:
-    """Return what makes the service, from the run's directory and its identity there; None: a new run."""
+    """Return the class of a service, which takes the run directory and the run's id there (None: new run)."""
     try:
         make: Callable[[Path, str | None], Service] = importlib.import_module(
             f"flaxformer_mt.tracking.{name}_run"

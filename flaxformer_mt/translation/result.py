@@ -109,9 +109,9 @@ def check_phrases(translation: Translation, phrases: Sequence[str]) -> Translati
 
 
 def drop_repeated(translation: Translation) -> Translation:
-    """Return a translation with those of its alternatives whose text is none before: the best of each text.
+    """Return a translation without the alternatives whose text a better hypothesis already has.
 
-    Two hypotheses are of one text if it has two segmentations, each with a score of its own.
+    Different segmentations of one text are different hypotheses, each with its own score.
     """
     first = {one.text: one for one in reversed(translation.n_best)}
     others = tuple(one for one in translation.alternatives if one is first[one.text])

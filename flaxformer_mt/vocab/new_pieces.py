@@ -41,7 +41,7 @@ def find_missing_characters(model: TokenizerJson, words: Mapping[str, int]) -> l
 def learn_pieces(
     model: TokenizerJson, words: Mapping[str, int], others: Iterable[str], *, most: int | None
 ) -> list[NewPiece]:
-    """Return new pieces for words of a new language, whose parts are ids of the model.
+    """Return new pieces for words of a new language, each made of pieces that the model has.
 
     Args:
       others: words of other languages, whose pieces must stay as they are.

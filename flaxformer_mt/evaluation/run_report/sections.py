@@ -103,7 +103,7 @@ def _find_translations(run_dir: Path, name: str) -> Translations:
 
 
 def share_a_set(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
-    """The runs whose translations are of the sentences of the first run that has any."""
+    """The runs that translated the same sentences as the first run that has translations."""
     sets = [(run.translations.sources, run.translations.references) for run in runs]
     first = next((comparable for comparable in sets if comparable[0]), None)
     return [run for run, comparable in zip(runs, sets, strict=True) if comparable == first]
