@@ -63,8 +63,8 @@ def expand_path(name: str, path: Path) -> Path:
     """Return the path of a flag with its ~ expanded, which shells leave in --run=~/x; a run's local copy."""
     if name == "run":
         return open_copy(path)
-    # Inputs and outputs are known when the command runs.
-    return path if find_url(path) and name in (*_INPUTS, "output") else local_path(path)
+    # Inputs, outputs and the URL of a parent are known when the command runs.
+    return path if find_url(path) and name in (*_INPUTS, "output", "from_") else local_path(path)
 
 
 def run_locally(run: Callable[[Any], object], options: Any) -> object:

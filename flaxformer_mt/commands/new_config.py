@@ -24,6 +24,7 @@ from flaxformer_mt.config.directions import LANGUAGE_CODE, Direction, read_membe
 from flaxformer_mt.config.files import load_config
 from flaxformer_mt.corpus.text_files import TABLES, find_packing, name_unpacked
 from flaxformer_mt.errors import UserError, command_line, find_url, suggest_sibling, warn_user
+from flaxformer_mt.object_store.remote_runs import to_url
 from flaxformer_mt.text_io.lines import check_writable
 from flaxformer_mt.tracking.progress_display import WorkProgress
 from flaxformer_mt.workers.worker_pool import choose_pool
@@ -177,6 +178,11 @@ def _check_languages(source: str, target: str) -> None:
 
 def write_new_config(options: NewOptions) -> dict[str, Any]:
     run, goal = options.run, options.for_
+    if url := find_url(to_url(run)):
+        raise UserError(
+            f"--run={url} is in an object store, and a config must be a local file; give a folder here, and "
+            f"train with its config and --run={url}"
+        )
     parent = new_finetuning.read_parent(options)
     teacher = run if goal is None else new_student.name_teacher(run)
     for name in dict.fromkeys([teacher, run]):

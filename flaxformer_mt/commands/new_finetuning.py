@@ -9,7 +9,7 @@ from flaxformer_mt.commands.options import NewOptions
 from flaxformer_mt.config import Config, DataConfig, LoraConfig
 from flaxformer_mt.config.directions import Direction, read_members
 from flaxformer_mt.config.files import read_config
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, find_url
 from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.vocab import Vocabs, load_vocabs
 
@@ -44,7 +44,7 @@ def read_parent(options: NewOptions) -> Parent | None:
         if options.replay is not None:
             raise UserError(f"--replay={options.replay} has no effect without --from=RUN; leave it out")
         return None
-    name, run = str(options.from_), open_copy(options.from_)
+    name, run = find_url(options.from_) or str(options.from_), open_copy(options.from_)
     if options.for_ is not None:
         raise UserError(f"--from={name} and --for={options.for_} exclude each other; leave one out")
     if not (run / "checkpoints").is_dir():

@@ -259,6 +259,12 @@ def test_mistakes_are_told(corpus, change, flags, message, capfd):
     assert "--config.data.clean" not in error
 
 
+def test_a_config_is_not_written_to_a_copy_of_a_store(corpus, capfd):
+    assert main(["new", "corpus.xx", "corpus.yy", "--run=memory://bucket/a"]) == 2
+    assert "--run=memory://bucket/a is in an object store" in capfd.readouterr().err
+    assert not list(corpus.rglob("a.py"))
+
+
 def test_what_cannot_be_read_is_left_out_on_request(corpus):
     lines = (corpus / "corpus.xx").read_bytes().split(b"\n")
     (corpus / "corpus.xx").write_bytes(b"\n".join([b"\xff", *lines]))

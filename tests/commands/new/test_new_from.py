@@ -88,6 +88,12 @@ def test_the_recipe_trains_as_it_is_and_scores_old_and_new_directions(capfd):
     assert [name for name, *_ in rows] == [*directions, "mean"] and "BLEU of a@0" in shown
 
 
+def test_a_run_in_a_store_is_named_by_its_url(work, capfd):
+    url = (work / "base").as_uri()
+    assert main(["new", "corpus.de", f"corpus.{NEW}", f"--from={url}", "--run=stored"]) == 0
+    assert json.loads(capfd.readouterr().out)["commands"][0].endswith(f"--init={url}")
+
+
 def test_a_name_that_is_not_train_is_linked_with_the_sets_beside_it(work):
     write_pairs(work / "beside", "mine", ("de", "fr"), 600, seed=3)
     write_pairs(work / "beside", "valid", ("de", "fr"), 20, seed=4)
