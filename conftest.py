@@ -93,7 +93,7 @@ def few_memory_maps():
 
     yield
     maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > 40_000:
+    if maps.exists() and maps.read_bytes().count(b"\n") > 25_000:
         _shared_programs.clear()
         jax.clear_caches()
         gc.collect()

@@ -1,8 +1,8 @@
-"""The faults of run_scorers.sh, how many of them are found, and the scores of what is chosen.
+"""The faults of run_scorers.sh, and how many of them are found. Its arguments are a step and its files.
 
-corpus TATOEBA writes data/noisy and data/clean, its good pairs; thresholds RUN REVERSE prints what the best
-thresholds find in the first pairs; candidates SAMPLES writes data/candidates.jsonl with planted answers;
-problems prints how many of these `distil` has found; quality REFERENCES compares what was chosen.
+corpus TATOEBA writes data/noisy, data/clean (its good pairs) and data/others; thresholds RUN REVERSE prints
+what the best thresholds find in data/noisy; candidates SAMPLES writes data/candidates.jsonl with planted
+answers; problems prints how many of these data/first has found; quality REFERENCES compares what was chosen.
 """
 
 import collections
@@ -18,7 +18,7 @@ from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.scoring.metrics import score_sentences
 from flaxformer_mt.text_io.candidates import unwrap
 
-DATA, PAIRS, SCORED, DICE = Path("data"), 50_000, 8_000, random.Random(1)
+DATA, PAIRS, DICE = Path("data"), 50_000, random.Random(1)
 SHARES = {"shuffled": 0.10, "copied": 0.05, "cut": 0.05}
 ANSWERS = Path("tests/commands/planted_answers.json")
 KINDS = ("preambles", "afterthoughts", "refusals", "others", "held_out")
@@ -34,8 +34,15 @@ def write(path, lines):
 
 
 def write_corpus(tatoeba):
-    pairs = list(zip(read(tatoeba / "train.de"), read(tatoeba / "train.en"), strict=True))
-    noisy = DICE.sample(pairs, PAIRS)
+    """No sentence of the noisy corpus is in the other pairs, on which the filter's models are trained."""
+    groups = collections.defaultdict(list)
+    for german, english in zip(read(tatoeba / "train.de"), read(tatoeba / "train.en"), strict=True):
+        groups[english].append(german)
+    sentences = list(groups)
+    DICE.shuffle(sentences)
+    pairs = [(german, english) for english in sentences for german in groups[english]]
+    noisy, known = pairs[:PAIRS], {text for pair in pairs[:PAIRS] for text in pair}
+    others = [pair for pair in pairs[PAIRS:] if not known & {*pair}][:PAIRS]
     order, kinds, start = DICE.sample(range(PAIRS), PAIRS), ["good"] * PAIRS, 0
     for kind, share in SHARES.items():
         rows = order[start : (start := start + round(share * PAIRS))]
@@ -48,7 +55,7 @@ def write_corpus(tatoeba):
             changed = {"shuffled": targets[place - 1], "copied": german, "cut": cut}[kind]
             noisy[row], kinds[row] = (german, changed), kind if changed != english else "good"
     good = [pair for pair, kind in zip(noisy, kinds, strict=True) if kind == "good"]
-    for name, rows in {"noisy": noisy, "clean": good}.items():
+    for name, rows in {"noisy": noisy, "clean": good, "others": others}.items():
         for side, language in enumerate(("de", "en")):
             write(DATA / name / f"train.{language}", [pair[side] for pair in rows])
             held_out = read(tatoeba / f"valid.{language}")
@@ -59,8 +66,7 @@ def write_corpus(tatoeba):
 
 def find_thresholds(run, reverse):
     """The best threshold of a filter has the highest F1 of finding faults."""
-    files = ("train.de", "train.en", "kinds")
-    german, english, kinds = (read(DATA / "noisy" / name)[:SCORED] for name in files)
+    german, english, kinds = (read(DATA / "noisy" / name) for name in ("train.de", "train.en", "kinds"))
     numbers = collections.Counter(kinds)
     good, faults = numbers["good"], len(kinds) - numbers["good"]
     for definition in (f"back=run:{reverse}", f"both=run:{run},run:{reverse}"):
@@ -130,7 +136,7 @@ def compare_choices(references):
     """BLEU and chrF of what was chosen, and of the first candidates as they are."""
     rows = [json.loads(row)["translations"] for row in read(DATA / "candidates.jsonl")]
     chosen = {"as they are": [row[0] for row in rows]}
-    for choice in ("first", "mbr", "scorer", "oracle"):
+    for choice in ("first", "scorer", "oracle"):
         rows = [json.loads(row) for row in read(DATA / choice / "choices.jsonl")]
         chosen[choice] = ["" if row["number"] is None else row["texts"][row["number"]] for row in rows]
     for choice, texts in chosen.items():
