@@ -265,7 +265,7 @@ def _choose_data(
     corpus: CorpusFiles, options: NewOptions, parent: Parent | None
 ) -> tuple[DataConfig, list[Choice]]:
     """Return the section `data` but for lengths and batches, and its choices."""
-    from flaxformer_mt.corpus import has_split, read_pairs
+    from flaxformer_mt.corpus import read_pairs
 
     name = f"{corpus.train_split}.{{{corpus.source_language},{corpus.target_language}}}"
     choices = [
@@ -302,20 +302,30 @@ def _choose_data(
             f"{', '.join(options.files)} have {sizes[0]} pairs after cleaning; a model needs at least "
             f"{new_sizing.FEWEST_PAIRS} to learn anything, and tens of thousands to translate"
         )
-    for split in ("valid", "test"):
-        held = new_sizing.choose_held_out(min(sizes), split)
-        first = {member.direction: member.name for member in reversed(read_members(data))}
-        sets = [dataclasses.replace(data, dataset=name) for name in first.values()]
-        if len(present := [one.dataset for one in sets if has_split(one, split)]) not in (0, len(sets)):
-            raise UserError(f"only {', '.join(present)} has {split} files; give them to all sets, or to none")
-        if present:
-            held = Choice(f"data.{split}_pairs", 0, f"none are held out: {corpus.text_dir} has {split} files")
-        choices.append(held)
+    choices += _choose_held_out(data, corpus, min(sizes))
     data = DataConfig(**_fields(choices))
     if parent is not None and options.replay is not None:
         sizes = [part["pairs"] for part in read_pairs(data, "train").report["parts"]]
         choices.append(new_finetuning.choose_weights(parent, sizes))
     return DataConfig(**_fields(choices)), choices
+
+
+def _choose_held_out(data: DataConfig, corpus: CorpusFiles, pairs: int) -> list[Choice]:
+    """Choose how many pairs are held out of the first set of each direction; none if there are files."""
+    from flaxformer_mt.corpus import has_split
+
+    first = {member.direction: member.name for member in reversed(read_members(data))}
+    sets = [dataclasses.replace(data, dataset=name) for name in first.values()]
+    choices = []
+    for split in ("valid", "test"):
+        held_out = new_sizing.choose_held_out(pairs, split)
+        if len(present := [one.dataset for one in sets if has_split(one, split)]) not in (0, len(sets)):
+            raise UserError(f"only {', '.join(present)} has {split} files; give them to all sets, or to none")
+        if present:
+            reason = f"none are held out: {corpus.text_dir} has {split} files"
+            held_out = Choice(f"data.{split}_pairs", 0, reason)
+        choices.append(held_out)
+    return choices
 
 
 def _fields(choices: list[Choice]) -> dict[str, Any]:

@@ -49,8 +49,8 @@ def change_vocabulary(
     known = set(words) if not new_tags else _choose_known_texts(list(words), weights, request.languages)
     others = {word for text in known for word in words[text]}
     new_words = sum((words[text] for text in words if text not in known), Counter[str]())
-    kept = [number for number in sorted(model.names) if number < vocab.size]
-    new = _make_new_pieces(model, kept, new_words, others, request.pieces) if new_words else []
+    old_ids = [number for number in sorted(model.names) if number < vocab.size]
+    new = _make_new_pieces(model, old_ids, new_words, others, request.pieces) if new_words else []
     was_cut = f'"{_MARK}": "cut"'.encode() in vocab.files[CONFIG_NAME]
     if known:
         if was_cut:
@@ -58,15 +58,20 @@ def change_vocabulary(
                 "--vocab_text removes subwords, but the vocabulary of this model was cut before, and they do "
                 "not come back; import the original model, or leave --vocab_text out"
             )
-        extended = TokenizerJson(model.rebuild(kept, new))
-        used = {kept[number] for number in extended.list_used(others | set(new_words)) if number < len(kept)}
-        kept = _choose_kept(model, vocab, used, tags)
+        extended = TokenizerJson(model.rebuild(old_ids, new))
+        used = {
+            old_ids[number] for number in extended.list_used(others | set(new_words)) if number < len(old_ids)
+        }
+        old_ids = _choose_old_ids(model, vocab, used, tags)
     new += [_make_tag(model, vocab, tag) for tag in new_tags]
-    rebuilt = model.rebuild(kept, new)
-    mark = {"vocab_size": len(kept) + len(new), OUR_KEY: {_MARK: "cut" if known or was_cut else "extended"}}
-    changed = _read_changed(files | {TOKENIZER_JSON: rebuilt}, kept, mark)
-    report = _describe(weights, len(kept), len(new), (model, TokenizerJson(rebuilt)), words)
-    return _change_rows(weights, changed, kept, new), report
+    rebuilt = model.rebuild(old_ids, new)
+    mark = {
+        "vocab_size": len(old_ids) + len(new),
+        OUR_KEY: {_MARK: "cut" if known or was_cut else "extended"},
+    }
+    changed = _read_changed(files | {TOKENIZER_JSON: rebuilt}, old_ids, mark)
+    report = _describe(weights, len(old_ids), len(new), (model, TokenizerJson(rebuilt)), words)
+    return _change_rows(weights, changed, old_ids, new), report
 
 
 def _count_words(model: TokenizerJson, text: str) -> Counter[str]:
@@ -85,13 +90,13 @@ def _choose_known_texts(texts: list[str], weights: Weights, new_languages: Seque
         language: [text for text in texts if Path(text).suffix[1:] in {language, *find_codes(language)}]
         for language in sorted(languages)
     }
-    found = {text for group in by_language.values() for text in group}
-    if found and (lacking := [language for language, group in by_language.items() if not group]):
+    matching = {text for group in by_language.values() for text in group}
+    if matching and (lacking := [language for language, group in by_language.items() if not group]):
         raise UserError(
-            f"--vocab_text has {min(found)}, but none of {lacking[0]}, whose subwords would be removed; give "
+            f"--vocab_text has {min(matching)}, but none of {lacking[0]}, whose subwords would be removed; give "
             f"a file named like text.{lacking[0]} too, or only text of the new language"
         )
-    return found
+    return matching
 
 
 def _make_new_pieces(
@@ -107,7 +112,7 @@ def _make_new_pieces(
     ]
 
 
-def _choose_kept(
+def _choose_old_ids(
     model: TokenizerJson, vocab: PretrainedVocab, used: set[int], tags: Collection[str] | None
 ) -> list[int]:
     """Return the ids of what is used and of special symbols, without those of other languages' tags."""
@@ -127,7 +132,9 @@ def _make_tag(model: TokenizerJson, vocab: PretrainedVocab, tag: NewTag) -> NewP
     return NewPiece(tag.name, (relative,), entry=model.added.get(relative))
 
 
-def _read_changed(files: dict[str, bytes], kept: Sequence[int], mark: Mapping[str, Any]) -> PretrainedVocab:
+def _read_changed(
+    files: dict[str, bytes], old_ids: Sequence[int], mark: Mapping[str, Any]
+) -> PretrainedVocab:
     """Read the vocabulary of a changed tokenizer.json, with the settings and ids that belong to it."""
     stored = {name: json.loads(files[name]) for name in (SETTINGS, CONFIG_NAME, _GENERATION) if name in files}
     settings, added = stored[SETTINGS], json.loads(files[TOKENIZER_JSON])["added_tokens"]
@@ -135,7 +142,7 @@ def _read_changed(files: dict[str, bytes], kept: Sequence[int], mark: Mapping[st
     special = [token["content"] for token in added if token["special"]]
     settings["extra_special_tokens"] = [token for token in special if token not in named]
     settings["split_special_tokens"] = True  # symbols inside a text are text, as in this package
-    numbers = {old: number for number, old in enumerate(kept)}
+    numbers = {old: number for number, old in enumerate(old_ids)}
     for fields in stored.values():
         ids = [name for name, old in fields.items() if name.endswith("_token_id") and isinstance(old, int)]
         fields |= {name: numbers.get(fields[name]) for name in ids}
@@ -153,12 +160,14 @@ def _list_matrices(weights: Weights) -> list[str]:
     return [path for path in weights.leaves if path.endswith(ends)]
 
 
-def _change_rows(weights: Weights, vocab: PretrainedVocab, kept: list[int], new: list[NewPiece]) -> Weights:
+def _change_rows(
+    weights: Weights, vocab: PretrainedVocab, old_ids: list[int], new: list[NewPiece]
+) -> Weights:
     leaves = dict(weights.leaves)
     for path in _list_matrices(weights):
         rows = np.moveaxis(leaves[path], -1 if path == "output_kernel" else 0, 0)
         means = [rows[list(piece.parts)].mean(axis=0, keepdims=True) for piece in new]
-        rows = np.concatenate([rows[kept], *means])
+        rows = np.concatenate([rows[old_ids], *means])
         leaves[path] = np.ascontiguousarray(np.moveaxis(rows, 0, -1 if path == "output_kernel" else 0))
     ids = {name: getattr(vocab, name) for name in ("pad_id", "bos_id", "eos_id", "unk_id")}
     section = dataclasses.replace(weights.config.vocab, size=vocab.size, **ids)
@@ -167,13 +176,17 @@ def _change_rows(weights: Weights, vocab: PretrainedVocab, kept: list[int], new:
 
 
 def _describe(
-    weights: Weights, kept: int, new: int, models: Sequence[TokenizerJson], words: Mapping[str, Counter[str]]
+    weights: Weights,
+    old_ids: int,
+    new: int,
+    models: Sequence[TokenizerJson],
+    words: Mapping[str, Counter[str]],
 ) -> dict[str, Any]:
     """Return what `ImportResult` says about a change of the vocabulary."""
     old, paths = weights.vocabs.target.size, _list_matrices(weights)
     row = sum(weights.leaves[path].nbytes for path in paths) / old / 1e6
     report: dict[str, Any] = {}
-    for what, number in (("removed", old - kept), ("added", new)):
+    for what, number in (("removed", old - remaining), ("added", new)):
         rows = {f"pieces_{what}": number, f"rows_{what}": number * len(paths)}
         report |= rows | {f"megabytes_{what}": round(number * row, 2)}
     pieces = {
