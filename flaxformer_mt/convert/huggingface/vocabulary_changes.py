@@ -93,8 +93,8 @@ def _choose_known_texts(texts: list[str], weights: Weights, new_languages: Seque
     matching = {text for group in by_language.values() for text in group}
     if matching and (lacking := [language for language, group in by_language.items() if not group]):
         raise UserError(
-            f"--vocab_text has {min(matching)}, but none of {lacking[0]}, whose subwords would be removed; give "
-            f"a file named like text.{lacking[0]} too, or only text of the new language"
+            f"--vocab_text has {min(matching)}, but none of {lacking[0]}, whose subwords would be removed; "
+            f"give a file named like text.{lacking[0]} too, or only text of the new language"
         )
     return matching
 
@@ -177,7 +177,7 @@ def _change_rows(
 
 def _describe(
     weights: Weights,
-    old_ids: int,
+    remaining: int,
     new: int,
     models: Sequence[TokenizerJson],
     words: Mapping[str, Counter[str]],
