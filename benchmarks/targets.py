@@ -56,15 +56,7 @@ PLAN: dict[str, tuple[str, ...]] = {
 # The training text decides the sizes of these vocabularies; that of IWSLT is not public here.
 _ASSUMED = {"kokoyi_iwslt": ("--config.vocab.size=30000",)}
 
-_HEAD = (
-    "recipe",
-    "target",
-    "layout",
-    "rows",
-    "peak of memory, GiB",
-    "attention",
-    "collectives, GiB",
-)
+_HEAD = ("recipe", "target", "layout", "rows", "peak of memory, GiB", "attention")
 
 
 class Cell(NamedTuple):
@@ -197,14 +189,12 @@ def _format_found(cell: dict[str, Any]) -> tuple[str, ...]:
         return _fill(cell["error"].replace("\n", " ").replace("|", "\\|"))
     found = cell["found"]
     batch = found["batch"]
-    results = sum(kind["bytes"] for kind in found["collectives"].values()) / 2**30
     no = "" if found["fits"] else "**does not fit** "
     return (
         found["layout"],
         f"{batch['rows']} x {batch['source_length']}",
         f"{no}{found['peak_gib']:.2f} of {found['memory_gib']:.2f}",
         found["attention"]["kernel"],
-        f"{results:.2f}",
     )
 
 
