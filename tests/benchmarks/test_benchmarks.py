@@ -174,7 +174,7 @@ def test_the_table_has_a_row_for_each_cell(targets):
 
 
 def test_committed_records_of_targets_make_a_table(targets):
-    """Records of an earlier version lacked a value of the table: the page's command ended with a traceback."""
+    """Records of an earlier version lacked a value, and the command of the page ended with a traceback."""
     cells = targets.run_cells([], FOLDER / "records" / "targets.jsonl", minutes=0)
     assert len(targets.format_table(cells).split("\n")) == 2 + len(cells)
 
