@@ -1,4 +1,4 @@
-"""Translations with their scores, as a search's hypotheses give them."""
+"""Translations of lines with their scores and annotations."""
 
 import dataclasses
 import math
@@ -35,12 +35,12 @@ class Annotations(NamedTuple):
 
     @property
     def watched_any(self) -> bool:
-        """Whether attention weights are needed at all."""
+        """Whether attention weights are needed."""
         return self.alignments is not None or self.attention
 
     @property
     def needs_reading(self) -> bool:
-        """Whether translations take a forward pass."""
+        """Whether the annotations take another forward pass."""
         return self.watched_any or self.token_log_probs
 
 
@@ -92,14 +92,14 @@ FAILED = Translation(text="", score=-math.inf, log_prob=-math.inf, tokens=())
 
 
 def rank(hypotheses: Sequence[Translation]) -> Translation:
-    """Return the first of hypotheses, with the others as its alternatives."""
+    """Return the first hypothesis, with the others as its alternatives."""
     if len(hypotheses) == 1 and not hypotheses[0].alternatives:
         return hypotheses[0]
     return dataclasses.replace(hypotheses[0], alternatives=tuple(hypotheses[1:]))
 
 
 def check_phrases(translation: Translation, phrases: Sequence[str]) -> Translation:
-    """Mark whether a translation, and each of its alternatives, contains all phrases."""
+    """Set `satisfied` of a translation, and of each alternative, by whether it contains all phrases."""
     text = spell(translation.text)
     return dataclasses.replace(
         translation,
@@ -109,9 +109,9 @@ def check_phrases(translation: Translation, phrases: Sequence[str]) -> Translati
 
 
 def drop_repeated(translation: Translation) -> Translation:
-    """Return a translation without the alternatives whose text a better hypothesis already has.
+    """Return a translation without alternatives whose text a better hypothesis already has.
 
-    Different segmentations of one text are different hypotheses, each with its own score.
+    A text can be segmented into subwords in several ways; each is a separate hypothesis with its own score.
     """
     first = {one.text: one for one in reversed(translation.n_best)}
     others = tuple(one for one in translation.alternatives if one is first[one.text])
@@ -123,5 +123,5 @@ _LINE_ENDS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " "
 
 
 def one_line(text: str) -> str:
-    """Return a text without ends of lines."""
+    """Replace the line breaks in a text by spaces."""
     return text.translate(_LINE_ENDS)
