@@ -104,8 +104,8 @@ class StatePrograms:
 class SearchPrograms:
     """The programs of a search with one model, or with an ensemble that shares a vocabulary.
 
-    The first axis of all arrays is the rows. With several local devices, each device has an equal part of the
-    rows.
+    The first axis of every array indexes rows. With several local devices, each device has an equal part of
+    the rows.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class SearchPrograms:
         facts = [self._facts, n_best, *map(_describe, (line, shapes))]
 
         def make_states() -> tuple[Any, ...]:
-            """Return the shapes of a state and of waiting sentences; without tracing for kept programs."""
+            """Return the shapes of a state and of waiting sentences, from disk for programs to keep."""
 
             def find() -> list[Any]:
                 return [layout.leaves for layout in layouts()]

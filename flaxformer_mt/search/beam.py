@@ -200,8 +200,8 @@ def _is_done(task: Task, state: State) -> Array:
     """Return for each sentence [B] whether it is finished.
 
     It is finished at its length limit, or when no live prefix can reach a score that enters the pool. The
-    attainable score is bounded for lengths up to `likely_lengths`, or up to the next length if this is
-    longer; a sentence without a finished hypothesis is searched up to its limit. With inexact stopping, a
+    bound on this score considers lengths up to `likely_lengths`, or up to the prefix's next length if that is
+    longer. A sentence without a finished hypothesis is searched up to its limit. With inexact stopping, a
     sentence is also finished once patience * width of its hypotheses have ended.
     """
     assert state.finished is not None

@@ -295,7 +295,7 @@ def _start(state: State, num_lines: int) -> _Queue:
 
 
 def _strip(state: State) -> State:
-    """Return the state without the contents of its cache, which take most memory; results need none."""
+    """Return the state without its cached arrays, which take most memory; results do not need them."""
     return state._replace(cache=Cache((), (), state.cache.index, start_steps=state.cache.start_steps))
 
 
@@ -317,7 +317,7 @@ def _fill(layout: StateLayout, queue: _Queue, lines: State, count: Array, refill
 
 
 def _run(task: Search, queue: _Queue, free: Array, has_time: Callable[[State], Array]) -> _Queue:
-    """Advance the search until `free` rows are free, or no time is left."""
+    """Advance the search until `free` rows are free, or the maximum number of steps is reached."""
 
     def step(carry: tuple[State, Array]) -> tuple[State, Array]:
         state, outgrown = carry
@@ -402,7 +402,7 @@ def begin_prefixed_lines(
 
 
 def _follow_prefixes(state: State, prefixes: Array, is_token: Array) -> State:
-    """Return the state with the progress of required sequences that the prefixes contain or begin."""
+    """Return the state with `met` and `matched` advanced by the tokens of the prefixes."""
     if state.met is None or state.matched is None:
         return state
 

@@ -69,8 +69,9 @@ class Engine:
     ) -> None:
         """Create an engine without requests.
 
-        `apart`: whether a step divides lines into sentences, for pivot translation. `arriving`: whether
-        requests arrive while others are translated; the answer to a request that fails is then its error.
+        `apart`: whether a step divides lines into sentences; pivot translation reads this. `arriving`:
+        whether requests arrive while others are translated; a request that fails is then answered by its
+        error.
         """
         self.backend: Any = backend
         self.config, self.vocabs, self.apart = config, vocabs, apart

@@ -128,7 +128,8 @@ def _read_entity(entity: str) -> str:
 def _find_spellings(texts: Sequence[str]) -> dict[str, str]:
     """Return the entity for each character that is to be written as one.
 
-    Texts must write this character only as an entity; &, < and > may also occur in both ways or not at all.
+    A character qualifies if the texts write it only as an entity; &, < and > also qualify if they occur in
+    both ways or not at all.
     "5 &gt; 3 & &quot;" gives &gt; for >, &quot; for a quotation mark, and &lt; for <, which does not occur.
     """
     bare: set[str] = set()
@@ -151,7 +152,7 @@ def _find_spellings(texts: Sequence[str]) -> dict[str, str]:
 
 
 def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
-    """Remove the markup of a line; text is escaped in a document, and in a line that has an entity."""
+    """Remove the markup of a line; its text counts as escaped in a document, or if it has an entity."""
     escaped = in_document or unescape(line) != line
     root = _Item("", 0, "")
     open_items, text, last, every = [root], "", 0, list[_Item]()
@@ -325,7 +326,8 @@ class _Layout:
     def _write_items(self, items: Sequence[_Item], low: int, high: int) -> None:
         """Write items within words [low, high) in the order of their places, without overlap.
 
-        Each element that had a word gets one. An element that gets no word goes inside the preceding element.
+        Each element that contained a word gets at least one. An element without a word goes inside the
+        preceding element.
         """
         found = [self._find(item) for item in items]
         moved = _move_out(found)
@@ -476,7 +478,7 @@ class _Layout:
         return start, end, least
 
     def _find_gap(self, item: _Item) -> int:
-        """Return the gap of a point.
+        """Return the gap between target words that a point goes to.
 
         It is next to the word that the point touches; else before the next or after the last aligned word.
         """

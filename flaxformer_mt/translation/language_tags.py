@@ -106,7 +106,7 @@ def choose_line_tags(
     Args:
       data: the config that the model was trained with.
       source_language, target_language: None: the model's only language, or the one that a line's tag names.
-      vocab_tags: the tags of a pretrained vocabulary, whose languages the model knows besides `data`'s.
+      vocab_tags: the tags of a pretrained vocabulary, for languages that the model knows besides `data`'s.
     """
     directions = find_directions(data)
     by_side = {"source": source_language, "target": target_language}

@@ -82,7 +82,7 @@ class LetterCase(Step):
 
 
 def _spell(word: str, language: str, *, first: bool) -> list[str]:
-    """Return the possible spellings of a word, in order of preference if equally good."""
+    """Return the possible spellings of a word; of equally good spellings, the first is preferred."""
     low = change_case(word, "lower_case", language)
     if language[:2] == "en":
         low = re.sub(r"\bi\b", "I", low)

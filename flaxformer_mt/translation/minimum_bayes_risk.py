@@ -124,8 +124,7 @@ def weigh_references(candidates: Sequence[Translation], search: SearchConfig) ->
 
     Hypotheses of beam search are weighted by their probabilities, samples equally. An external scorer gets at
     most 16 references, so its work grows linearly with the number of candidates (N-by-S, Eikema and Aziz
-    2022): the 16 best hypotheses of a beam, or 16 of the samples at regular intervals, as they are sorted by
-    score.
+    2022): the 16 best hypotheses of a beam, or 16 samples at regular intervals of their ranking by score.
     """
     count = len(candidates)
     if find_metric(search.mbr, "search.mbr").scorer is not None and count > MOST_REFERENCES:

@@ -99,7 +99,7 @@ def rank(hypotheses: Sequence[Translation]) -> Translation:
 
 
 def check_phrases(translation: Translation, phrases: Sequence[str]) -> Translation:
-    """Set `satisfied` of a translation, and of each alternative, by whether it contains all phrases."""
+    """Set `satisfied` of a translation and its alternatives to whether each contains all phrases."""
     text = spell(translation.text)
     return dataclasses.replace(
         translation,

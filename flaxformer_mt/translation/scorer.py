@@ -106,7 +106,7 @@ class Scorer:
             collected so far are scored. None: windows are always full.
 
         Raises:
-          UserError: see `score`. If one side has more lines, all complete pairs are scored first.
+          UserError: see `score`. If one side has more lines, all complete pairs are scored before the error.
         """
         self._check_sources(sources)
         tags = choose_line_tags(

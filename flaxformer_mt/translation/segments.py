@@ -87,7 +87,7 @@ class Segment:
 
     @property
     def tag_words(self) -> int:
-        """The number of words of the line's own tags; a tag without a space after it is in the next word."""
+        """The number of words of the line's own tags; a tag without a space after it counts with the next."""
         return len(split_words(self.tag)) - (self.tag != "" and self.tag[-1] not in " \t\r\n")
 
     def read(self, text: str) -> str:

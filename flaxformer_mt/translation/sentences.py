@@ -18,7 +18,7 @@ def splits_sentences(option: SplitSentences, *, several: float | None) -> bool:
     """Return whether the sentences of a line are translated separately.
 
     `several` is the share of the model's training lines that have several sentences; None: unknown. Nearly
-    all models are trained on single sentences, and omit everything after the first sentence.
+    all models are trained on single sentences, and would translate only the first sentence of a longer line.
     """
     return option == "always" or (option == "auto" and (several or 0.0) < _TRAINED_ON_SEVERAL)
 
