@@ -58,7 +58,7 @@ class Watched(NamedTuple):
     layer: int
     # None: the mean of all heads.
     head: int | None = None
-    # Whether the weights of a token are those of the step that reads it, not of the one that predicts it.
+    # Whether a token's weights come from the step that reads the token, not from the step that predicts it.
     reading: bool = False
 
 

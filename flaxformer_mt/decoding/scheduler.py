@@ -39,8 +39,8 @@ class _Key(NamedTuple):
 class Scheduler:
     """Searches sentences that are submitted at any time; `step` continues the search and returns results.
 
-    All methods must be called from one thread. The order of these calls alone determines which sentences
-    share a batch, not time: the same calls give bitwise identical results.
+    All methods must be called from one thread. Which sentences share a batch depends only on the order of
+    these calls, not on time: the same calls give bitwise identical results.
     """
 
     def __init__(self, engine: SearchEngine, params: tuple[Any, ...]) -> None:
@@ -124,7 +124,7 @@ class Scheduler:
             self._slots[self._turn[0]].programs.wait(PATIENCE)
 
     def _enter(self, name: Hashable, sentence: Sentence, n_best: int, *, again: bool = False) -> None:
-        """Queue a sentence in a state for a few sentences, or for many if no slot of the former is free."""
+        """Queue a sentence in a state for a few sentences, or for many if the former has no free slot."""
         sizes, arrays = self._engine.sizes(n_best), self._engine.arrays
         form, need = arrays.find_form([sentence]), arrays.find_need(sentence)
         alone = len(self._sentences) == 1 and not again

@@ -1,7 +1,7 @@
 """The search engine of one model or ensemble: its programs, state sizes, length limits and memory budget.
 
-It searches hypotheses of token ids for sources of token ids. `scheduler.py` decides which sentences are
-searched when; each size of state has three programs (`compiled_programs.py`).
+Sources and hypotheses are token ids. `scheduler.py` decides which sentences are searched when; each size of
+state has three programs (`compiled_programs.py`).
 """
 
 import collections
@@ -75,7 +75,7 @@ class Call(NamedTuple):
     results: SearchResult
     # Whether its steps are limited, so that sentences may enter afterwards.
     is_limited: bool
-    # Whether no sentence is to come: those that are in slots afterwards are given up to a larger size.
+    # Whether no sentences follow: sentences that are still in slots afterwards move to a larger size.
     is_last: bool
 
 
@@ -227,18 +227,18 @@ def _take_row(leaves: list[Any], place: int) -> SearchResult:
 class EngineOptions:
     """Options of the computation: devices, storage of programs, shortlist and expected lengths."""
 
-    # Whether each local device searches a part of the sentences, in batches of search.batch_tokens each, or
-    # the mesh over which parameters are split; they come from `place_parameters`.
+    # Whether each local device searches a part of the sentences, in batches of search.batch_tokens; or the
+    # mesh over which parameters from `place_parameters` are split.
     spread: bool | SplitParameters = False
-    # Whether the programs for a few sentences are kept on disk.
+    # Whether to store the programs for a few sentences on disk.
     keep_programs: bool = False
-    # Restricts the tokens of each translation to candidates for its source, of which only the most probable
-    # are used: at most 16 for each source token, besides those of all sentences.
+    # Restricts the tokens of each translation to the most probable candidates for its source: at most 16 per
+    # source token, in addition to the candidates that all sentences share.
     shortlist: Shortlist | None = None
-    # Ratio and offset of the length that few translations exceed, which bounds the room for them, and what
-    # beam search expects of an unfinished hypothesis, unless search.length_bound is limit.
+    # Ratio and offset of a length that few translations exceed. Unless search.length_bound is limit, it bounds
+    # the capacity of states, and the lengths at which beam search expects better hypotheses.
     target_lengths: tuple[float, float] | None = None
-    # Of XLA, for all programs, which are then not kept.
+    # XLA options for all programs, which are then not stored on disk.
     compiler_options: dict[str, Any] | None = None
 
 

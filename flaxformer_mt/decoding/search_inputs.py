@@ -180,7 +180,7 @@ class SentenceArrays:
         return Sources(ids, mask, lines)
 
     def _find_seed(self, sentence: Sentence) -> int:
-        """Return a hash of the sentence and search.seed, not of the row: other seeds share no sample."""
+        """Return a hash of search.seed and the sentence, not of its row: different seeds share no sample."""
         known = json.dumps([self._options.seed, sentence.stream, sentence.source.tolist()])
         return int.from_bytes(hashlib.blake2b(known.encode(), digest_size=4).digest(), "big")
 

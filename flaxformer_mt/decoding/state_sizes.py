@@ -194,6 +194,7 @@ class StateSizes:
 
     def choose_few(self, source_length: int, needed: int, *, count: int | None = None) -> Size:
         """Return the size for a few sentences of up to this length; no translation is cut off there.
+
         `count` is the number of sentences. None: more may follow.
         """
         limit, alone = self.lengths.limit(source_length, needed), count is not None and count <= self.parts
@@ -210,7 +211,7 @@ class StateSizes:
     def choose_again(self, source_length: int, needed: int, *, others: Iterable[Size]) -> Size:
         """Return the size of a sentence's second search: one of `others` with room for its length limit.
 
-        If none of them has room, it is the largest size for a few, as few sentences of any length come here.
+        If none of them has room, it is the largest size for a few, because only few sentences get here.
         """
         found = [*sorted(others, key=lambda size: size.capacity), self.few()[-1]]
         limit = self.lengths.limit(source_length, needed)

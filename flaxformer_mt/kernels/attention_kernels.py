@@ -133,6 +133,7 @@ def attend_fused(
     **options: Any,
 ) -> Array:
     """Attend by the first fused kernel that supports the inputs, on each device's heads; else by `plain`.
+
     If `see_weights` is set, `plain` is used, because fused kernels do not keep the weights.
 
     Args:

@@ -52,6 +52,7 @@ def _differentiate_rows(primals: tuple[Array, Array], tangents: tuple[Array, Arr
 
 def cast_kernels(params: Any, dtype: DTypeLike) -> Any:
     """Cast the matrices of a model's parameters to the dtype of its products; keep other parameters.
+
     A program that multiplies by a matrix many times, as decoding does, then casts it only once. Vectors
     looked up in an embedding table become float32 again. Matrices of 8-bit integers stay unchanged.
 

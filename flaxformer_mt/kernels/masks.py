@@ -1,4 +1,5 @@
 """Attention masks, and their rules; masks are bool, True = may attend, broadcastable to [B, H, Q, M].
+
 A model makes the rules once per batch and passes them to all layers; the attention kernel makes a mask from a
 rule, or reads the rule itself. Padding is given as a mask or as segment 0.
 """
@@ -111,6 +112,7 @@ class MaskRule:
 
     def memory_lengths(self) -> Array | None:
         """Count the tokens of each row, [B], at least 1; None if lengths alone do not determine the mask.
+
         The minimum is 1 because kernels that take lengths give no result for a row without tokens, such as a
         row that only fills up the batch.
         """

@@ -59,6 +59,7 @@ def attend_rows(
     segments: Segments,
 ) -> Array:
     """Return attention [B, Q, W], where W = H * K; scores are scaled by 1 / sqrt(K).
+
     A query attends to the positions of its segment, and if `causal` only to its own and earlier positions. A
     query that may attend to no position gets the average of all values.
 

@@ -59,6 +59,7 @@ class RelativeBias:
 
 def find_buckets(distances: np.ndarray, count: int, longest: int, bidirectional: bool) -> np.ndarray:
     """Return the int32 bucket of each distance, which is the attended position minus the query's position.
+
     With 8 buckets and a longest distance of 20, distances -9 -3 -1 0 1 3 9 have buckets 3 2 1 0 5 6 7 if
     bidirectional, and 6 3 1 0 0 0 0 otherwise. Logarithms are float32, as in the system that trained the
     models: exact logarithms would move distances at the ends of buckets.

@@ -1,4 +1,5 @@
 """Attention over short rows as one GPU kernel, with dropout and biases; stores no scores or weights.
+
 Written in Pallas for Triton. A program of the forward kernel has one head's block of queries and loops over
 tiles of keys. A program of the backward kernel has a tile of keys, loops over all blocks of queries, and
 computes the weights again. Random numbers equal those that `dropout` uses for weights [B, H, Q, M]; they are

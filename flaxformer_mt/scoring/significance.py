@@ -62,6 +62,7 @@ def resample_scores(
     direction: Direction = UNKNOWN,
 ) -> Resampling:
     """Return scores and confidence intervals of all systems, and tests of the first against each other one.
+
     sacreBLEU uses the seed 12345, or the value of SACREBLEU_SEED. Equal scores get the p-value 1: sacreBLEU
     counts only differences larger than the observed one, and would report its smallest p-value if no sample
     has a larger one. Without samples, there are no intervals. External scorers need the sources, and scorers

@@ -38,10 +38,10 @@ class Symbols:
     eos_id: int
     # Ids that are never chosen, in addition to pad and bos.
     never: tuple[int, ...] = ()
-    # Ids of the pieces that begin a word, for `WORD_START`.
+    # Ids of the subwords that begin a word, for `WORD_START`.
     word_starts: tuple[int, ...] = ()
-    # Number of tokens at the start of every prefix that are part of the task, as the tag of a language: their
-    # probability does not count in scores.
+    # Number of tokens at the start of every prefix that are part of the task, such as a language tag; scores
+    # do not include their probability.
     num_free: int = 0
 
     def __post_init__(self) -> None:
@@ -72,8 +72,8 @@ class Lines(NamedTuple):
 
     # Maximum length of a hypothesis; 0: the row is empty and is not searched.
     max_lengths: Int[Array, "B"]
-    # Length that a translation is not expected to exceed: beam search looks no further for a better one.
-    # None: max_lengths.
+    # Length that a translation is not expected to exceed: beam search looks for no better translation beyond
+    # it. None: max_lengths.
     likely_lengths: Int[Array, "B"] | None = None
     # Minimum length of a hypothesis.
     min_lengths: Int[Array, "B"] | None = None
@@ -85,7 +85,7 @@ class Lines(NamedTuple):
     seeds: UInt[Array, "B"] | None = None
     # Which source positions are tokens (coverage penalty only).
     source_mask: Bool[Array, "B S"] | None = None
-    # The tokens of each line's shortlist, besides those of `Shortlists.common`: their ids plus 1; 0: padding.
+    # The tokens of each line's shortlist that are not in `Shortlists.common`: ids plus 1; 0: padding.
     shortlist: Int[Array, "B C"] | None = None
 
 
@@ -131,7 +131,7 @@ class Task:
     n_best: int = 1
     # Returns the attention weights that the coverage penalty needs.
     attention_of: AttentionOf | None = None
-    # If logits [B, W, N + C] are those of the lines' shortlists, -inf for padding; None: of the vocabulary.
+    # Set if logits [B, W, N + C] are for the lines' shortlists, -inf for padding; None: for the vocabulary.
     shortlists: Shortlists | None = None
 
     @property

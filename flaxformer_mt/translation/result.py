@@ -20,9 +20,9 @@ class Annotations(NamedTuple):
     # Alignments of words (separated by white space) or of subwords; None: no alignments.
     alignments: Literal["words", "pieces"] | None = None
     # Decoder layer whose attention gives the alignments, counted from 0; negative: counted from the last
-    # layer. None, and no head: the layer and head that were trained on alignments, if all models have the
-    # same `model.alignment`, otherwise the second-to-last or only layer. The trained step is also used if
-    # layer and head are the trained ones.
+    # layer. If layer and head are None: the layer and head that were trained on alignments, if all models
+    # have the same `model.alignment`; otherwise the second-to-last or only layer. If layer and head are given
+    # and equal the trained ones, the decoding step that they were trained for is used as well.
     layer: int | None = None
     # Attention head; None: the mean of all heads.
     head: int | None = None
@@ -30,7 +30,8 @@ class Annotations(NamedTuple):
     attention: bool = False
     # Whether tags and placeholders are taken out of lines and put into translations.
     markup: bool = False
-    # Whether alignments serve to place markup. Then every source word is aligned, and marks count little.
+    # Whether alignments are used to place markup: every source word is then aligned, and punctuation marks
+    # have little weight.
     for_markup: bool = False
 
     @property
@@ -67,17 +68,17 @@ class Translation:
     alternatives: tuple["Translation", ...] = ()
     # Log-probability of each token, if requested; they add up to log_prob.
     token_log_probs: tuple[float, ...] | None = None
-    # Pairs of source and target words (or pieces), if requested, in the order of the target.
+    # Pairs of source and target words (or subwords), if requested, in the order of the target.
     alignment: Alignment | None = None
-    # Number of parts in which the line was translated. For several parts, tokens are the tokens of all parts,
-    # each with its eos, and scores are sums over parts.
+    # Number of parts in which the line was translated. If there are several, `tokens` are the tokens of all
+    # parts, each part with its eos, and scores are sums over parts.
     parts: int = 1
-    # Where the translations of the sentences start in the text, if the line was split into several.
+    # Where the translation of each sentence starts in `text`, if the line was split into several sentences.
     sentence_starts: tuple[int, ...] = ()
-    # Attention weights [target piece][source piece] without eos, if requested, and if the line was translated
-    # as one part.
+    # Attention weights [target subword][source subword] without eos, if requested and if the line was
+    # translated as one part.
     attention: tuple[tuple[float, ...], ...] | None = None
-    # Pieces of the source, if there are attention weights.
+    # Subwords of the source, if there are attention weights.
     source_pieces: tuple[str, ...] = ()
 
     @property

@@ -115,14 +115,15 @@ class TranslationOptions:
     unique: bool = False
     # Source terms and their translations, as a mapping, a file or a `Glossary`.
     glossary: Glossary | Mapping[str, str] | str | Path | None = None
-    # Additional output: log-probabilities of tokens, alignments. markup: the same as `annotations.markup`.
+    # Additional output, such as token log-probabilities and alignments. `markup` is a shorthand for
+    # `annotations.markup`.
     annotations: Annotations = NO_ANNOTATIONS
     markup: bool = False
-    # For a model with data.source_tags, and for a model of several target languages; a tag in a line is then
-    # text. None: the language of the tag that each line begins with.
+    # For a model with data.source_tags, and for a model of several target languages. Tags in lines are then
+    # plain text. None: the language of the tag that each line begins with.
     source_language: str | None = None
     target_language: str | None = None
-    # A translator that translates the results further, from the target into a third language.
+    # A translator that translates the results from the target language into a third language.
     then: "Translator | None" = None
     # Parameters that replace the translator's own.
     params: Any = None
