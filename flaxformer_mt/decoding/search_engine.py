@@ -235,8 +235,8 @@ class EngineOptions:
     # Restricts the tokens of each translation to the most probable candidates for its source: at most 16 per
     # source token, in addition to the candidates that all sentences share.
     shortlist: Shortlist | None = None
-    # Ratio and offset of a length that few translations exceed. Unless search.length_bound is limit, it bounds
-    # the capacity of states, and the lengths at which beam search expects better hypotheses.
+    # Ratio and offset of a length that few translations exceed. Unless search.length_bound is limit, this
+    # length bounds the capacity of states, and the lengths at which beam search expects better hypotheses.
     target_lengths: tuple[float, float] | None = None
     # XLA options for all programs, which are then not stored on disk.
     compiler_options: dict[str, Any] | None = None

@@ -1,7 +1,7 @@
 """Attention over whole sequences: by plain products, by fused kernels, and for batches without padding.
 
-All functions take queries [B, Q, H, K], keys [B, M, H, K], values [B, M, H, E] and a mask rule, and return
-[B, Q, H, E]. `drop` is the dropout of attention weights [B, H, Q, M]. `see_weights` is called with the
+Attention functions take queries [B, Q, H, K], keys [B, M, H, K], values [B, M, H, E] and a mask rule, and
+return [B, Q, H, E]. `drop` is the dropout of attention weights [B, H, Q, M]. `see_weights` is called with the
 weights before dropout, and returns the weights to use.
 """
 

@@ -137,8 +137,7 @@ class Engine:
     def step(self, *, more: bool = False) -> list[Answer]:
         """Continue the work; return the answers that are ready, in any order.
 
-        With `more`, further requests will be submitted soon: the device works only on full batches until
-        then.
+        `more`: whether further requests will be submitted soon; the device then works only on full batches.
         """
         answers: list[Answer] = []
         for part, result in self.backend.step(more=more):

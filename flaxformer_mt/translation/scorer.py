@@ -99,7 +99,7 @@ class Scorer:
         window: int = 2048,
         is_ready: Callable[[], bool] | None = None,
     ) -> Iterator[Translation]:
-        """Score lines in order as they arrive, `window` lines at a time, which limits memory.
+        """Score lines in order as they arrive, `window` lines at a time to limit memory use.
 
         Args:
           is_ready: called before each pair except the first of a window; if it returns False, the pairs

@@ -251,8 +251,8 @@ class Translator:
         Args:
           run_dir: the run directory.
           options: how the model is loaded. None: the defaults of `LoadOptions`.
-          warn: receives one warning per call that names the lines that were split, were cut, failed, or lack
-            required phrases; and one when the device first runs out of memory.
+          warn: receives warnings that name the lines that were split, were cut, failed, or lack required
+            phrases; and one warning when the device first runs out of memory.
           changes: fields of `LoadOptions` that override `options`, as in load(run_dir, dtype="bfloat16").
 
         Raises:
@@ -377,8 +377,8 @@ class Translator:
             translated as a whole, even if it has several sentences.
           documents: whether a model with data.context reads each line with the preceding lines, up to a blank
             line. Or the document id of each line: documents then also end where the id changes.
-          changes: fields of `TranslationOptions` that override `options`, as n_best=4, and search options of
-            this call, as beam_size=8; see `with_search`.
+          changes: fields of `TranslationOptions` that override `options`, such as n_best=4, and search
+            options of this call, such as beam_size=8; see `with_search`.
 
         Raises:
           UserError: n_best exceeds the number of hypotheses of the search, `lines` is not a sequence of
@@ -402,7 +402,7 @@ class Translator:
         is_ready: Callable[[], bool] | None = None,
         **changes: Any,
     ) -> Iterator[Translation]:
-        """Translate lines in order as they arrive, `window` lines at a time, which limits memory.
+        """Translate lines in order as they arrive, `window` lines at a time to limit memory use.
 
         Sentences share batches within a window: a large window increases throughput, a small window reduces
         latency. The next window is read after all translations of the previous window have been consumed, or,
