@@ -45,7 +45,7 @@ def _take_by_bits(table: Array, ids: Array) -> Array:
 
 @_take_by_bits.defjvp
 def _differentiate_rows(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Differentiate by the table; bits have no derivative, so without this rule it would silently be 0."""
+    """Differentiate with respect to the table; without this rule, the gradient would silently be 0."""
     table, ids = primals
     return _take_by_bits(table, ids), jnp.take(tangents[0], ids, axis=0)
 

@@ -249,7 +249,7 @@ def _add_chunk(totals: Totals, loss: Array, correct: Array | None, weights: Arra
 
 
 def _is_argmax(logits: Array, target: Array) -> Array:
-    """Return whether argmax, the first of equal logits, is the target, [B, T]; False where a logit is NaN.
+    """Return whether the target is the argmax (the first of equal logits), [B, T]; False where one is NaN.
 
     A comparison is a plain reduction, which is far cheaper on CPUs than argmax.
     """

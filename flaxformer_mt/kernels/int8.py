@@ -1,7 +1,7 @@
 """Products of 8-bit integers: matrices have one scale per output, activations one scale per row.
 
 Each product rounds the rows of activations to integers from -127 to 127, each row with its own scale, so no
-calibration is needed (as in Marian and CTranslate2). Sums are exact, in int32. Do not differentiate them.
+calibration is needed (as in Marian and CTranslate2). Sums are exact, in int32. The products have no gradient.
 """
 
 import functools

@@ -1,10 +1,10 @@
 """Cached keys and values of attention: their storage layout, and one decoding step's products with them.
 
 Keys are [B, H, K, M] and values [B, H, M, E], the order in which they are multiplied; any other order would
-require a copy in each step. M are the tokens of a memory, or slots for earlier tokens: slot t * W + w holds
-token t of beam w, so that a step writes one contiguous slice of each array. bfloat16 numbers are stored as
-bits (`as_bits`), so that this write is in place. Where the layer's matrices are quantized, keys and values
-are 8-bit integers as well, and their scales per token are `key_scale` and `value_scale`, [B, H, 1, M].
+require a copy in each step. M indexes the tokens of an encoded source, or slots for earlier target tokens:
+slot t * W + w holds token t of beam w, so that a step writes one contiguous slice of each array. bfloat16
+numbers are stored as bits (`as_bits`), so that this write is in place. If the layer's matrices are quantized,
+keys and values are 8-bit integers as well, with scales per token `key_scale` and `value_scale`, [B, H, 1, M].
 """
 
 import jax

@@ -65,8 +65,8 @@ class Product:
           spec: einsum's notation; each letter is in two of the three terms. `...` in the terms of x and of
             the result stands for leading axes of x.
           parameter: whether y is a parameter; its letters must then be from `shapes`. If the parameter is
-            split over devices, they gather it in the dtype of the product, and each receives its own part of
-            the summed gradient.
+            split over devices, the devices gather it in the dtype of the product, and each device receives
+            its own part of the summed gradient.
         """
         x, y = jnp.asarray(x), jnp.asarray(y)
         rows = string.ascii_lowercase[: x.ndim - len(spec.partition(",")[0].replace("...", ""))]
@@ -141,7 +141,7 @@ def multiply_rows(spec: str, x: Array, y: Array, *, sums: DTypeLike = jnp.float3
 
     The axes of both operands are brought into this order in memory: for x, the shared axes, the axes that
     only x has, and the summed axes; for y, the shared axes, then its own and the summed axes in either order.
-    The roles of x and y are swapped if this moves less memory, the result included.
+    The roles of x and y are swapped if fewer numbers then have to move in memory, counting the result.
 
     The library is chosen before XLA decides on layouts. At that point, a plain transposition still counts as
     a view in another layout, and XLA would compute the product in float32; if a transposition is fused into
@@ -207,7 +207,7 @@ def _moving_cost(terms: tuple[str, str], result: str, sizes: Mapping[str, int]) 
 
 
 def _disorder(term: str, order: Sequence[str]) -> int:
-    """Return the cost per number of a transposition: 0 if nothing moves, low if whole rows move."""
+    """Return the cost of a transposition per array element: 0 if nothing moves, low if whole rows move."""
     if list(term) == list(order):
         return 0
     return 1 if term[-1] == order[-1] else _COST_OF_COLUMNS

@@ -198,7 +198,7 @@ def _call(
 
 
 class _Program(NamedTuple):
-    """A program: where its queries and keys begin in their rows, and its input arrays other than heads.
+    """A program: where its queries and keys begin in their rows, and its other input arrays.
 
     Methods take the row of the group, (index,) or () if there is only one row, and the place of a block or
     tile within the program.

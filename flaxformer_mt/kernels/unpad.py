@@ -1,4 +1,4 @@
-"""Batches without padding, because on a CPU a padding token costs as much as a real one.
+"""Removes padding from batches, because on a CPU a padding token costs as much as a real one.
 
 A batch without padding has fewer rows of the same length. Sentences follow each other across the ends of
 rows, and `*_segments` of the batch are `Places`. Layers that compute each token separately work unchanged;
