@@ -1,7 +1,8 @@
-"""The compiled programs of a search with neural models: three for each size of a state.
+"""The compiled programs of a search with neural models: three for each size of the search state.
 
-`empty` makes a state of free rows, `prefill` reads sources and prefixes, `generate` lets the sentences that
-were read enter free rows, and decodes. Programs are compiled in threads; `Slots` decides when each runs.
+`empty` makes a state of free rows, `prefill` reads sources and prefixes, and `generate` moves the sentences
+that were read into free rows and decodes them. Programs are compiled in threads; `Slots` decides when each
+runs.
 """
 
 import functools
@@ -58,13 +59,13 @@ _REFILL_SHARE, _ACCELERATOR_REFILL_SHARE = 24, 5
 
 
 class StatePrograms:
-    """The programs of states of one size; a call waits until its program is ready."""
+    """The programs for states of one size; each call waits until its program is compiled."""
 
     def __init__(self, parts: int, **programs: "Future[Callable[..., Any]]") -> None:
         self._parts, self._programs = parts, programs
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the compiler, at most so long; return whether it has ended, well or with an error."""
+        """Wait for the compiler, at most `seconds`; return whether it has ended, even with an error."""
         if seconds is not None:
             return not wait(self._programs.values(), seconds).not_done
         with announce_if_slow("compiling the search (once per size; kept for later)"):
@@ -74,7 +75,7 @@ class StatePrograms:
         return self._programs["empty"].result()((), np.ones(self._parts, np.int32))
 
     def prefill(self, params: tuple[Any, ...], sources: Sources) -> Leaves:
-        """Read sources; return them as the state of waiting sentences."""
+        """Read sources; return the state of these sentences, for `generate`."""
         self.wait()
         return self._programs["prefill"].result()(params, *sources)
 
@@ -88,9 +89,9 @@ class StatePrograms:
         final_free_rows: Sequence[int],
         max_steps: int,
     ) -> QueueResult:
-        """Apply `search_queue` to each part; `counts` are the sentences of each part that are not padding.
+        """Apply `search_queue` to each part; `counts` are the numbers of sentences per part, without padding.
 
-        The state is donated, in programs that are not kept on disk.
+        The state is donated, except in programs that are stored on disk.
         """
         scalars = [
             np.broadcast_to(np.asarray(value, np.int32), self._parts)
@@ -103,8 +104,8 @@ class StatePrograms:
 class SearchPrograms:
     """The programs of a search with one model, or with an ensemble that shares a vocabulary.
 
-    The first axis of all arrays is the rows; with several local devices, each device has an equal part of the
-    rows.
+    The first axis of every array indexes rows. With several local devices, each device has an equal part of
+    the rows.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class SearchPrograms:
         shortlists: Shortlists | None = None,
         **jit_options: Any,
     ) -> None:
-        """See `SearchEngine`; programs with `jit_options`, of `jax.jit`, are not kept."""
+        """See `SearchEngine`. Programs with `jit_options`, which go to `jax.jit`, are not stored on disk."""
         self._options, self._symbols, self._shortlists = options, symbols, shortlists
         self._configs, self._sizes = configs, sizes
         self._split = spread if isinstance(spread, SplitParameters) else None
@@ -137,10 +138,10 @@ class SearchPrograms:
     def find(
         self, params: tuple[Any, ...], size: Size, example: Sources, *, n_best: int, keep: bool = False
     ) -> StatePrograms:
-        """Return the programs of a state; those that are new are compiled in threads from now on.
+        """Return the programs for a size of state; new programs are compiled in threads from now on.
 
-        Parameters are in the places in which all calls have them. Programs to `keep` are stored on disk, so
-        that other processes trace nothing.
+        Parameters must already have the sharding that all calls use. With `keep`, programs are stored on
+        disk, so that other processes need not trace them.
         """
         leaves = jax.tree.leaves(params)
         key = (
@@ -166,7 +167,7 @@ class SearchPrograms:
         facts = [self._facts, n_best, *map(_describe, (line, shapes))]
 
         def make_states() -> tuple[Any, ...]:
-            """Return the shapes of a state and of waiting sentences; for kept programs, nothing is traced."""
+            """Return the shapes of a state and of waiting sentences, from disk for programs to keep."""
 
             def find() -> list[Any]:
                 return [layout.leaves for layout in layouts()]
@@ -191,7 +192,7 @@ class SearchPrograms:
     def _make_functions(
         self, layouts: Callable[[], tuple[StateLayout, StateLayout]], size: Size, n_best: int
     ) -> tuple[Callable[..., Leaves], ...]:
-        """Return what the three programs of a state compute."""
+        """Return the functions that the three programs compute."""
         share = _REFILL_SHARE if default_platform() == "cpu" else _ACCELERATOR_REFILL_SHARE
 
         def empty(_: Any, rows: Array) -> Leaves:
@@ -226,7 +227,7 @@ class SearchPrograms:
         facts: list[Any] | None,
         devices: Sequence[jax.Device],
     ) -> "Future[Callable[..., Any]]":
-        """Begin to compile a function, or to load what is kept for these facts; None: it is not kept."""
+        """Start to compile a function, or to load its program stored under `facts` (None: do not store)."""
 
         def compile_one() -> Callable[..., Any]:
             arguments = make_arguments()
@@ -245,7 +246,7 @@ class SearchPrograms:
         return jax.jit(function, donate_argnums=donate, **self.jit_options)
 
     def _place(self, leaf: Leaf, size: Size) -> jax.ShapeDtypeStruct:
-        """Return the shape and place of a leaf with the rows of all parts."""
+        """Return the shape and sharding of a leaf with the rows of all parts."""
         sharding = None
         if self._split is not None:
             sharding = self._split.whole
@@ -255,7 +256,7 @@ class SearchPrograms:
         return jax.ShapeDtypeStruct(shape, jnp.dtype(leaf.dtype), sharding=sharding)
 
     def _find_layouts(self, params: Any, line: Lines, n_best: int) -> tuple[StateLayout, StateLayout]:
-        """Return the layouts of states and of waiting sentences, by the shapes of parameters and a line."""
+        """Return the layouts of states and of waiting sentences, from the shapes of `params` and `line`."""
         key = str((n_best, *map(_describe, (line, params))))
 
         def take_sources(length: int) -> Sources:
@@ -286,7 +287,7 @@ class SearchPrograms:
     # ---- traced functions of one part ----
 
     def _read(self, params: tuple[Any, ...], given: Sources, n_best: int) -> State:
-        """Return the packed state of waiting sentences, after prefixes and a first step."""
+        """Return the packed state of waiting sentences, after their prefixes and a first step."""
         task, members = self._make_task(params, 1, n_best)
         sources, prefixes = members.add_source_mask(given), given.lines.prefixes
         if prefixes is None:
@@ -312,7 +313,7 @@ class SearchPrograms:
 
 @functools.cache
 def _compilers() -> ThreadPoolExecutor:
-    """XLA compiles a program on one core."""
+    """Return the pool of compiler threads: one per core, because XLA compiles a program on one core."""
     return ThreadPoolExecutor(core_count(), thread_name_prefix="compile")
 
 

@@ -1,4 +1,4 @@
-"""The networks of a search while a program is traced: one model, or the members of an ensemble."""
+"""The models of a search while a program is traced: one model, or the members of an ensemble."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def make_models(configs: Sequence[ModelConfig], sizes: tuple[int, int]) -> list["Model"]:
-    """Return the networks for the platform of this process, with vocabularies of these two sizes."""
+    """Return the models for the platform of this process, with vocabularies of these two sizes."""
     from flaxformer_mt.model import make_model
 
     source_size, target_size = sizes
@@ -37,7 +37,7 @@ class Sources(NamedTuple):
 
 
 class Members:
-    """The networks of an ensemble, or a single network, with their parameters while a program is traced."""
+    """The models of an ensemble, or a single model, with their parameters while a program is traced."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Members:
         return ensemble_caches(caches) if len(caches) > 1 else caches[0]
 
     def keep_last_attention(self, cache: Cache) -> Cache:
-        """Return the cache after `read_prefix` with the attention of its last token alone."""
+        """Return the cache after `read_prefix`, with only the attention of the prefix's last token."""
         if not self.covers:
             return cache
         several = isinstance(cache.per_beam, tuple)
@@ -105,9 +105,9 @@ class Members:
 
 
 def _next_logits(model: Any, variables: Any, method: str, layer: int | None, *more: Any) -> NextLogits:
-    """Return a method of the model as a function; `more` are its last arguments.
+    """Return a method of the model as a function; `more` are the method's last arguments.
 
-    If a layer is given, its cross-attention [B, W, S], the mean over heads, is stored in the cache.
+    If a layer is given, its cross-attention [B, W, S], averaged over heads, is stored in the cache.
     """
 
     def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:

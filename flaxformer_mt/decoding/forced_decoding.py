@@ -1,7 +1,7 @@
-"""Forced decoding (teacher forcing): the probability of each token of given translations, and their scores.
+"""Forced decoding (teacher forcing): the log-probability of each token of existing translations, and scores.
 
-The scores are those by which a search with the same models would rank the translations. Each batch of pairs
-of token ids takes one forward pass without search, in one of few shapes.
+A search with the same models would rank the translations by the same scores. Each batch of pairs of token ids
+takes one forward pass without search; batches have one of a few shapes.
 """
 
 import dataclasses
@@ -52,18 +52,18 @@ class Pair(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """Attention weights from target to source to return: those of one layer and head of the decoder."""
+    """Selects the attention weights from target to source to return: a decoder layer, and one head or all."""
 
     # Counted from 0; -1 is the last layer.
     layer: int
     # None: the mean of all heads.
     head: int | None = None
-    # Whether the weights of a token are those of the step that reads it, not of the one that predicts it.
+    # Whether a token's weights come from the step that reads the token, not from the step that predicts it.
     reading: bool = False
 
 
 class Reading(NamedTuple):
-    """The result of forced decoding of a pair."""
+    """The log-probabilities and attention weights of one pair."""
 
     # Log-probability [T] of each target token.
     log_probs: np.ndarray
@@ -72,7 +72,7 @@ class Reading(NamedTuple):
 
 
 class PairScore(NamedTuple):
-    """The score of one given translation."""
+    """The score of one existing translation."""
 
     # Log-probability divided by the length penalty, less the coverage penalty; hypotheses are ranked by it.
     # NaN if there are no tokens.
@@ -85,7 +85,7 @@ class PairScore(NamedTuple):
 
 
 class TokenScorer:
-    """Scores pairs of token ids as the search does, with one model or an ensemble of one vocabulary.
+    """Scores pairs of token ids as the search does, with one model or an ensemble that shares a vocabulary.
 
     Compiles once per batch shape; different parameters of the same shapes need no new compilation.
     """
@@ -100,7 +100,7 @@ class TokenScorer:
         warn: Callable[[str], None],
         spread: bool | SplitParameters = False,
     ) -> None:
-        """Build no network yet; `longest` are the maximum lengths in tokens with eos, or `UNBOUNDED`."""
+        """Build no model yet; `longest` are the maximum lengths in tokens with eos, or `UNBOUNDED`."""
         self.models, self.vocabs = models, vocabs
         self.options, self._longest = search, longest
         self._budget = TokenBudget(choose_batch_tokens(search, models, vocabs.target.size), warn=warn)
@@ -113,7 +113,7 @@ class TokenScorer:
         return make_models(configs, (self.vocabs.source.size, self.vocabs.target.size))
 
     def warm_up(self, *, params: Sequence[Any], watched: Sequence[Watched]) -> None:
-        """Compile the programs for a few pairs, whatever the lengths of their sources."""
+        """Compile the programs for a few pairs at a time, for all source lengths."""
         longest = self._longest[0]
         for length in {min(_FEW_LENGTH << power, longest) for power in range(longest.bit_length())}:
             self.read_all([Pair(np.zeros(length, np.int32), (0,))], params=params, watched=watched)
@@ -154,9 +154,9 @@ class TokenScorer:
         params: Sequence[Any],
         watched: Sequence[Watched] = (),
     ) -> list[Reading]:
-        """Return the readings of pairs in order; `params` are those of each model.
+        """Return the readings of pairs in order; `params` holds the parameters of each model.
 
-        If the device runs out of memory, this call and all later ones use smaller batches.
+        If the device runs out of memory, this call and all later calls use smaller batches.
         """
         run = functools.partial(self.run, tuple(params), watched=tuple(watched))
         found: dict[int, Reading] = {}
@@ -192,10 +192,10 @@ class TokenScorer:
             yield from _split_batch(*previous)
 
     def _fit(self, length: int, count: int, batch_tokens: int) -> Shape:
-        """Return the rows, source length and target length of a batch of some of `count` pairs.
+        """Return the rows, source length and target length of the next batch of `count` remaining pairs.
 
-        The lengths are 8, 12, 16, 24, 32, 48, ... tokens, so that at most a third is padding; those of a few
-        pairs are powers of two. `length` is that of the longest source or target.
+        `length` is the length of the longest source or target. It is rounded up to 8, 12, 16, 24, 32, 48, ...
+        tokens, so that at most a third is padding; for a few pairs, to a power of two.
         """
         few = count <= _FEW
         size = max(_FEW_LENGTH if few else 8, round_up_coarsely(length))
@@ -212,7 +212,7 @@ class TokenScorer:
     ) -> tuple[Array, list[Array]]:
         """Return log-probabilities [B, T] of target_out, and the watched attention [B, T, S]; traced.
 
-        The log-probability of a forced token, as the tag of a language, is 0.
+        The log-probability of a forced token, such as a language tag, is 0.
         """
         batch, logits = array.to_batch(), list[Array]()
         attention: list[list[Array]] = []
@@ -259,7 +259,7 @@ def _weights(decoder: Any, watched: Watched, batch: Batch) -> Array:
 def _split_batch(
     indices: Sequence[int], pairs: Sequence[Pair], outputs: tuple[Array, list[Array]]
 ) -> Iterator[tuple[int, Reading]]:
-    """Yield each pair's index and its reading, without padding."""
+    """Yield each pair's index and its reading, with padding removed."""
     log_probs, attention = jax.tree.map(np.asarray, outputs)  # waits for the device
     for row, (index, pair) in enumerate(zip(indices, pairs, strict=True)):
         s, t = len(pair.source), len(pair.target)

@@ -1,8 +1,8 @@
-"""The one scheduler of searches: which sentences enter which state when, and which calls the device makes.
+"""The scheduler of searches: decides when each sentence enters a search state, and which state runs next.
 
-Sentences enter and leave the slots of states of a few sizes (`state_sizes.py`); a slot is a row of the state,
-and `search/continuous_batching.py` assigns rows to sentences on the device. A result is the same as if its
-sentence were searched alone.
+There are states of a few sizes (`state_sizes.py`). Sentences enter and leave the slots of a state; a slot is
+a row, and `search/continuous_batching.py` assigns rows to sentences on the device. The result of a sentence
+is the same as if it were searched alone.
 """
 
 import collections
@@ -29,7 +29,7 @@ Finished = tuple[Any, SearchResult | Exception]
 
 
 class _Key(NamedTuple):
-    """What the sentences of some slots have in common."""
+    """Identifies a search state: its size, the form of its inputs and the number of hypotheses."""
 
     size: Size
     form: Form
@@ -37,14 +37,14 @@ class _Key(NamedTuple):
 
 
 class Scheduler:
-    """Searches sentences that are submitted at any time; `step` makes the device go on, and reads results.
+    """Searches sentences that are submitted at any time; `step` continues the search and returns results.
 
-    The methods must be called by one thread. Which sentences share a call depends on the order of the calls
-    of these methods alone, not on time: the same calls give the same bytes.
+    All methods must be called from one thread. Which sentences share a batch depends only on the order of
+    these calls, not on time: the same calls give bitwise identical results.
     """
 
     def __init__(self, engine: SearchEngine, params: tuple[Any, ...]) -> None:
-        """Start without sentences; `params` are those of each model of the engine."""
+        """Start without sentences; `params` holds the parameters of each model of the engine."""
         self._engine, self._params = engine, params
         self._slots: dict[_Key, Slots] = {}
         self._turn: collections.deque[_Key] = collections.deque()
@@ -61,20 +61,20 @@ class Scheduler:
 
     @property
     def num_active(self) -> int:
-        """Number of sentences in slots of the device; may be asked by any thread."""
+        """Number of sentences in slots on the device; any thread may read it."""
         return sum(slots.num_busy for slots in list(self._slots.values()))
 
     def __len__(self) -> int:
         return len(self._sentences)
 
     def submit(self, sentences: Mapping[Any, Sentence], *, n_best: int) -> None:
-        """Add sentences by name, which the results have; those of a call have inputs of one form."""
+        """Add sentences, whose names identify their results; sentences of a call share an input form."""
         form = self._engine.arrays.find_form(list(sentences.values()))
         self._sentences.update((name, (sentence, n_best)) for name, sentence in sentences.items())
         self._unassigned.setdefault((form, n_best), {}).update(sentences)
 
     def cancel(self, name: Hashable) -> None:
-        """Remove a sentence, if it is not done yet; one that has a slot keeps it until its search ends."""
+        """Remove an unfinished sentence; if it is in a slot, it occupies the slot until its search ends."""
         if self._sentences.pop(name, None) is not None:
             for waiting in self._unassigned.values():
                 waiting.pop(name, None)
@@ -82,18 +82,18 @@ class Scheduler:
                 self._slots[key].waiting.pop(name, None)
 
     def compile(self) -> None:
-        """Compile the programs of the sentences so far, if no more are to come, and wait for them."""
+        """Compile the programs for all sentences so far, assuming that no more follow, and wait for them."""
         self._assign(all_of_them=True)
         for programs in [slots.programs for slots in self._slots.values()]:
             programs.wait()
 
     def step(self, max_steps: int | None, *, more: bool = False) -> Iterator[Finished]:
-        """Let the device go on; yield the names and results of sentences that are done.
+        """Continue the search; yield the names and results of finished sentences.
 
-        If the device fails, the result of the sentences that it searched is the error. Waiting sentences may
-        enter after `max_steps`; None: nothing arrives meanwhile, so that the device goes as far as it can
-        without the host. If `submit` will then be called again before the last sentences are wanted (`more`),
-        only states that have a full call are searched.
+        If the device fails, the error is the result of the sentences that were being searched. Waiting
+        sentences may enter after `max_steps` steps. None: no sentences arrive meanwhile, so the device runs
+        as long as it can without the host. With `more`, `submit` will be called again before the last results
+        are needed, so only states with enough sentences for a full call are searched.
         """
         try:
             yield from self._search_all(more=more) if max_steps is None else self._search_some(max_steps)
@@ -102,13 +102,13 @@ class Scheduler:
 
     @property
     def has_full_call(self) -> bool:
-        """Whether `step(None, more=True)` may have something to do."""
+        """Whether `step(None, more=True)` may have work to do."""
         return bool(self._unassigned) or any(slots.is_full for slots in self._slots.values())
 
     # ---- sentences as they come, a few steps at a time ----
 
     def _search_some(self, max_steps: int) -> Iterator[Finished]:
-        """Make steps in some slots: those with sentences take turns, if their programs are compiled."""
+        """Run steps in one state; states with sentences take turns as soon as their programs are compiled."""
         for (_, n_best), sentences in self._take_unassigned():
             for name, sentence in sentences.items():
                 self._enter(name, sentence, n_best)
@@ -124,7 +124,7 @@ class Scheduler:
             self._slots[self._turn[0]].programs.wait(PATIENCE)
 
     def _enter(self, name: Hashable, sentence: Sentence, n_best: int, *, again: bool = False) -> None:
-        """Let a sentence wait for a slot: among a few sentences, or among many where all slots are taken."""
+        """Queue a sentence in a state for a few sentences, or for many if the former has no free slot."""
         sizes, arrays = self._engine.sizes(n_best), self._engine.arrays
         form, need = arrays.find_form([sentence]), arrays.find_need(sentence)
         alone = len(self._sentences) == 1 and not again
@@ -136,9 +136,9 @@ class Scheduler:
     # ---- many sentences at once ----
 
     def _search_all(self, *, more: bool) -> Iterator[Finished]:
-        """Start calls until two are in flight, or no more can be started; then finish the oldest.
+        """Start calls until two are in flight or no more can be started, then finish the oldest call.
 
-        With `more`, a single call stays in flight, while the next sentences are submitted.
+        With `more`, one call stays in flight while the next sentences are submitted.
         """
         self._assign(all_of_them=not more)
         for slots in (self._slots[key] for key in sorted(self._slots, key=_capacity)):
@@ -153,7 +153,7 @@ class Scheduler:
     def _choose(self, *, more: bool) -> _Key | None:
         """Return the state whose next call is started: the first with a full call, or the smallest.
 
-        What exceeds the smallest joins the sentences of larger ones, whose calls are not full until then.
+        Sentences that exceed the smallest state move to larger states, whose calls are not full until then.
         """
         keys = sorted((key for key, slots in self._slots.items() if len(slots)), key=_capacity)
         if not more and keys:
@@ -163,9 +163,10 @@ class Scheduler:
         return next((key for key in keys if self._slots[key].is_full), None)
 
     def _assign(self, *, all_of_them: bool) -> None:
-        """Let sentences wait in states, the longest first; those of a size with few of them, among a few.
+        """Queue sentences in states, the longest first; sizes with few sentences use the states for a few.
 
-        `all_of_them`: whether no more sentences are to come, so that it is known which sizes have few.
+        `all_of_them`: whether no more sentences follow, so that the final number of sentences per size is
+        known.
         """
         if not self._unassigned and (self._all_assigned or not all_of_them):
             return
@@ -186,10 +187,10 @@ class Scheduler:
             self._slots[key].waiting = dict(order)
 
     def _join_sparse_sizes(self) -> set[_Key]:
-        """Move sentences that do not fill the rows of their size: a step computes free rows as well.
+        """Move sentences that do not fill the rows of their size, because a step also computes free rows.
 
-        They join those of the next larger size, which has fewer rows, or a few alone, a state for a few.
-        Returns the states that others joined.
+        They move to the next larger size, which has fewer rows, or, if they are few, to a state for a few.
+        Returns the states that received sentences.
         """
         joined = set()
         for form, n_best in {(key.form, key.n_best) for key in self._slots}:
@@ -212,7 +213,7 @@ class Scheduler:
         return joined
 
     def _search_again(self, key: _Key, names: Iterable[Hashable]) -> None:
-        """Let sentences that found no room, or are the last of a size, begin anew in a larger size."""
+        """Restart sentences that exceeded the capacity, or are the last of their size, in a larger size."""
         sizes = self._engine.sizes(key.n_best)
         for name in names:
             if (sentence := self._find_sentence(name)) is not None:
@@ -221,11 +222,11 @@ class Scheduler:
                 self._wait(key._replace(size=size), {name: sentence})
 
     def _is_larger(self, other: _Key, key: _Key) -> bool:
-        """Whether sentences of a state can begin anew in another one."""
+        """Return whether sentences of the state `key` can restart in the state `other`."""
         return other[1:] == key[1:] and other.size != key.size and other.size.capacity >= key.size.capacity
 
     def _find_sentence(self, name: Hashable) -> Sentence | None:
-        """Return a sentence, unless it was cancelled."""
+        """Return a sentence by name; None if it was cancelled."""
         return self._sentences[name][0] if name in self._sentences else None
 
     def _take_unassigned(self) -> Iterable[tuple[tuple[Form, int], dict[Hashable, Sentence]]]:
@@ -271,7 +272,7 @@ class Scheduler:
                 yield name, result
 
     def _recover(self, error: Exception) -> Iterator[Finished]:
-        """After an error, which loses states: begin anew if memory was short, or give sentences up."""
+        """Handle an error, which loses states: restart if memory was short, otherwise give up sentences."""
         lost = [name for name in self._sentences if self._keys.get(name, self._current) == self._current]
         try:
             if self._engine.budget.halve_after(error):
@@ -290,7 +291,7 @@ class Scheduler:
             yield name, error
 
     def _forget(self, keys: Sequence[_Key | None]) -> None:
-        """Give up states, with their calls."""
+        """Drop states and their calls."""
         self._slots = {key: slots for key, slots in self._slots.items() if key not in keys}
         self._turn = collections.deque(key for key in self._turn if key not in keys)
         self._in_flight = collections.deque(pair for pair in self._in_flight if pair[0] not in keys)

@@ -1,7 +1,7 @@
-"""The search engine of one model, or of one ensemble: programs, sizes, length limits, memory, and states.
+"""The search engine of one model or ensemble: its programs, state sizes, length limits and memory budget.
 
-From token ids to hypotheses of token ids. `scheduler.py` decides which sentences are
-searched when; each size of state has three programs (`compiled_programs.py`).
+Sources and hypotheses are token ids. `scheduler.py` decides which sentences are searched when; each size of
+state has three programs (`compiled_programs.py`).
 """
 
 import collections
@@ -40,15 +40,15 @@ _MIN_TOKENS = 8
 
 
 class TokenBudget:
-    """The number of tokens per batch: as requested until the device runs out of memory, then fewer."""
+    """The number of tokens per batch: as requested, and halved whenever the device runs out of memory."""
 
     def __init__(self, tokens: int, *, warn: Callable[[str], None]) -> None:
         self.tokens, self._requested, self._warn = tokens, tokens, warn
 
     def halve_after(self, error: Exception) -> bool:
-        """Halve the tokens after an error by too little memory; return whether it was such an error.
+        """Halve the tokens if the error is an out-of-memory error; return whether it is.
 
-        Raises UserError if the device ran out of memory with the smallest batch. The first halving warns.
+        Raises UserError if the device ran out of memory with the smallest batch. Warns at the first halving.
         """
         message = str(error)
         if not isinstance(error, jax.errors.JaxRuntimeError) or _OUT_OF_MEMORY not in message:
@@ -68,21 +68,22 @@ class TokenBudget:
 
 
 class Call(NamedTuple):
-    """A call of `generate`: names of the sentences that entered each part, and its outputs."""
+    """A call of `generate`: the names of the sentences that entered each part, and the call's outputs."""
 
     entered: list[list[Hashable]]
     owners: Any
     results: SearchResult
     # Whether its steps are limited, so that sentences may enter afterwards.
     is_limited: bool
-    # Whether no sentence is to come: those that are in slots afterwards are given up to a larger size.
+    # Whether no sentences follow: sentences that are still in slots afterwards move to a larger size.
     is_last: bool
 
 
 class Slots:
-    """Sentences in the slots of one state; `start` begins some steps, `finish` reads their results.
+    """The sentences in the slots of one state; `start` begins some steps, `finish` reads their results.
 
-    Several calls may be started before the first is finished; they are finished in the same order.
+    Several calls may be started before the first is finished; calls finish in the order in which they
+    started.
     """
 
     def __init__(
@@ -95,9 +96,9 @@ class Slots:
         parts: int,
         lines: int,
     ) -> None:
-        """Start without sentences; `find_programs` begins to compile, when programs are first needed.
+        """Start without sentences; `find_programs` begins to compile when programs are first needed.
 
-        `lay_out` returns the arrays of up to `lines` sentences of each part, which are read together.
+        `lay_out` returns the input arrays of up to `lines` sentences per part, which are read together.
         """
         self.waiting: dict[Hashable, Sentence] = {}
         self._find_programs, self._params, self._size, self._lay_out = find_programs, params, size, lay_out
@@ -110,7 +111,7 @@ class Slots:
 
     @functools.cached_property
     def programs(self) -> StatePrograms:
-        """The programs of the state; those that are new are compiled in threads from now on."""
+        """The programs of the state; new programs are compiled in threads from now on."""
         return self._find_programs()
 
     def __len__(self) -> int:
@@ -119,17 +120,17 @@ class Slots:
 
     @property
     def num_busy(self) -> int:
-        """The number of sentences in slots, by the results that have been read."""
+        """The number of sentences in slots, according to the results that have been read."""
         return sum(map(len, self._busy))
 
     @property
     def num_free(self) -> int:
-        """The number of slots that waiting sentences leave free."""
+        """The number of slots that are free after waiting sentences are counted."""
         return self._size.rows * len(self._busy) - len(self)
 
     @property
     def is_full(self) -> bool:
-        """Whether as many sentences wait as one call reads."""
+        """Whether enough sentences wait to fill one call."""
         return len(self.waiting) >= self._lines * len(self._busy)
 
     def take_left(self) -> list[Hashable]:
@@ -138,11 +139,12 @@ class Slots:
         return left
 
     def start(self, max_steps: int = UNLIMITED, *, leave: int = 0, more: bool = False) -> Call:
-        """Let waiting sentences enter, and begin at most `max_steps` steps; the device computes on.
+        """Let waiting sentences enter and start at most `max_steps` steps; the device runs on asynchronously.
 
-        With a limit of steps, sentences enter only slots that are free now; without one, as slots become
-        free. When none waits, the sentences of `leave` slots of a part may be left in the end, and the last
-        ones need not end now if `more` will come.
+        With a limit of steps, sentences enter only slots that are free now; without a limit, also slots that
+        become free later. When no sentence waits, the call may end with `leave` slots per part still
+        occupied. With `more`, further sentences will follow, so the last ones need not be finished in this
+        call.
         """
         unlimited, rows, parts = max_steps == UNLIMITED, self._size.rows, len(self._busy)
         if not self.calls and not self.num_busy and self._steps > _MAX_STEPS:
@@ -192,7 +194,7 @@ class Slots:
         return entered
 
     def finish(self, call: Call) -> list[tuple[Hashable, SearchResult]]:
-        """Wait for the steps of the oldest call; return the sentences that are done, with their results."""
+        """Wait for the steps of the oldest call; return the finished sentences with their results."""
         assert self.calls.popleft() is call
         rows, parts = self._size.rows, len(call.entered)
         owners = np.asarray(call.owners).reshape(parts, rows)
@@ -216,34 +218,34 @@ class Slots:
 
 
 def _take_row(leaves: list[Any], place: int) -> SearchResult:
-    """Return the results of one sentence, as views."""
+    """Return the results of one sentence as array views."""
     row: list[Any] = [None if leaf is None else leaf[place] for leaf in leaves]
     return SearchResult(*row)
 
 
 @dataclasses.dataclass(frozen=True)
 class EngineOptions:
-    """How an engine computes, and what it knows of translations."""
+    """Options of the computation: devices, storage of programs, shortlist and expected lengths."""
 
-    # Whether each local device searches a part of the sentences, in batches of search.batch_tokens each, or
-    # the mesh over which parameters are split; they come from `place_parameters`.
+    # Whether each local device searches a part of the sentences, in batches of search.batch_tokens; or the
+    # mesh over which parameters from `place_parameters` are split.
     spread: bool | SplitParameters = False
-    # Whether the programs for a few sentences are kept on disk.
+    # Whether to store the programs for a few sentences on disk.
     keep_programs: bool = False
-    # Restricts the tokens of each translation to candidates for its source, of which only the most probable
-    # are used: at most 16 for each source token, besides those of all sentences.
+    # Restricts the tokens of each translation to the most probable candidates for its source: at most 16 per
+    # source token, in addition to the candidates that all sentences share.
     shortlist: Shortlist | None = None
-    # Ratio and offset of the length that few translations exceed, which bounds the room for them, and what
-    # beam search expects of an unfinished hypothesis, unless search.length_bound is limit.
+    # Ratio and offset of a length that few translations exceed. Unless search.length_bound is limit, this
+    # length bounds the capacity of states, and the lengths at which beam search expects better hypotheses.
     target_lengths: tuple[float, float] | None = None
-    # Of XLA, for all programs, which are then not kept.
+    # XLA options for all programs, which are then not stored on disk.
     compiler_options: dict[str, Any] | None = None
 
 
 class SearchEngine:
     """Searches translations of sentences with one model, or with an ensemble that shares a vocabulary.
 
-    Compiles each program once for each size; other parameters of the same shapes need no new compilation.
+    Compiles each program once for each size; different parameters of the same shapes need no new compilation.
     """
 
     def __init__(
@@ -258,7 +260,7 @@ class SearchEngine:
         computing: EngineOptions = EngineOptions(),
         warn: Callable[[str], None] = warn_user,
     ) -> None:
-        """Build no network yet: that is done when a program is traced.
+        """Build no model yet: models are built when a program is traced.
 
         Args:
           sizes: number of entries of the source and the target vocabulary.
@@ -289,7 +291,7 @@ class SearchEngine:
         )
 
     def sizes(self, n_best: int) -> StateSizes:
-        """Return the sizes of states, as far as the memory of the device has turned out to allow."""
+        """Return the sizes of states, within the device memory observed so far."""
         width = search_width(self.options, n_best)
         is_cpu = default_platform() == "cpu"
         return StateSizes(self.lengths, width, self.budget.tokens, self.programs.parts, single=is_cpu)
@@ -314,8 +316,9 @@ class SearchEngine:
     def warm_up(self, params: Sequence[Any], *, n_best: int = 1) -> Iterator[int]:
         """Load or compile the programs of all sizes, for sentences without constraints.
 
-        Yields their number as soon as those of a size are ready, and 0 now and then while other threads
-        compile. Each size searches a sentence: what a program needs only at its first step is loaded as well.
+        Yields the number of programs of a size as soon as they are ready, and 0 regularly while other threads
+        compile. Each size searches one sentence, which also loads what a program needs only at its first
+        step.
         """
         sizes = self.sizes(n_best)
         sentence = Sentence(np.zeros(1, np.int32), prefix=(0,) * self._symbols.num_free)

@@ -1,4 +1,4 @@
-"""Sentences as inputs of a search: what constrains each translation, and the arrays that programs take."""
+"""Sentences as inputs of a search: the constraints on each translation, and the arrays for the programs."""
 
 import functools
 import hashlib
@@ -22,13 +22,13 @@ _SHORTEST = 8
 
 
 class Candidates:
-    """Finds the candidates of sentences, without tokens that are never chosen.
+    """Selects the target tokens that each translation may use, without tokens that are never chosen.
 
-    shortlists: the candidates of all sentences, as the search takes them.
+    shortlists: the candidates that all sentences share, in the form that the search takes.
     """
 
     def __init__(self, shortlist: Shortlist, symbols: Symbols, size: int, *, longest_source: int) -> None:
-        """Store the rules; `size` is that of the target vocabulary."""
+        """Store the rules; `size` is the size of the target vocabulary."""
         self._shortlist = shortlist
         self._longest_source = longest_source
         banned = {token for token in symbols.banned if token < size}
@@ -39,7 +39,7 @@ class Candidates:
         self._left_out[[*banned, *self.shortlists.common]] = True
 
     def find(self, source: np.ndarray, required: Sequence[Sequence[int]]) -> np.ndarray:
-        """Return the candidates of a sentence, most probable first: ids plus 1; 0 is for padding."""
+        """Return a sentence's own candidates, most probable first, as ids plus 1; 0 is padding."""
         found = self._shortlist.find(source)
         if required:
             found = np.concatenate([*map(np.array, required), found])
@@ -48,7 +48,7 @@ class Candidates:
         return found[np.sort(first)][: self._room(source)] + 1
 
     def check(self, source: np.ndarray, required: Sequence[Sequence[int]], name: str) -> None:
-        """Raise UserError if the required phrases have more different tokens than a shortlist."""
+        """Raise UserError if the required phrases have more distinct tokens than a shortlist has entries."""
         different, room = len(set(itertools.chain(*required))), self._room(source)
         if different > room:
             raise UserError(
@@ -64,10 +64,11 @@ class Candidates:
 class Sentence:
     """A source and the constraints on its translation; all ids are without bos.
 
-    source: token ids, the last one is eos. prefix: of the translation, without eos. required: phrases of the
-    translation, without eos. least: the minimum number of tokens of the translation, with eos; the search
-    options may require more. prefix_ends_word: whether the token after the prefix begins a word or ends the
-    translation. stream: distinguishes random numbers of equal sources: numbers of the line, and in it.
+    source: token ids, ending in eos. prefix: the ids that the translation begins with, without eos. required:
+    ids of phrases that the translation contains, without eos. least: the minimum number of tokens of the
+    translation, with eos; the search options may require more. prefix_ends_word: whether the token after the
+    prefix begins a word or ends the translation. stream: the number of the line, and of the part in the line;
+    gives equal sources different samples.
     """
 
     source: np.ndarray
@@ -84,10 +85,10 @@ class Sentence:
 
 
 class Form(NamedTuple):
-    """What the programs for some sentences have inputs for: the sizes of their constraints; 0: none.
+    """Which constraints the inputs of a program have room for, and their sizes; 0: none.
 
-    prefix: number of tokens. phrases, phrase: number of required phrases, and of tokens of each. minimum:
-    whether translations have a minimum length.
+    prefix: number of tokens. phrases, phrase: number of required phrases, and number of tokens of each.
+    minimum: whether translations have a minimum length.
     """
 
     prefix: int = 0
@@ -97,7 +98,7 @@ class Form(NamedTuple):
 
 
 class SentenceArrays:
-    """Lays out sentences as the arrays of programs, for one set of search options."""
+    """Converts sentences to the input arrays of programs, for one set of search options."""
 
     def __init__(
         self,
@@ -107,20 +108,20 @@ class SentenceArrays:
         source_pad_id: int,
         candidates: Candidates | None = None,
     ) -> None:
-        """Store what all sentences have in common; `candidates` are those of shortlists."""
+        """Store what all sentences share; `candidates` is None without shortlists."""
         self._options, self._lengths = options, lengths
         self._pad_id, self._candidates = source_pad_id, candidates
 
     def find_need(self, sentence: Sentence) -> tuple[int, int]:
-        """Return the source length, and the least tokens of a translation by its constraints and the options.
+        """Return the source length, and the minimum number of tokens that constraints and options require.
 
-        The size of a sentence's state depends on these.
+        These determine the size of the sentence's state.
         """
         length = len(sentence.source)
         return length, max(sentence.shortest, self._min_length(length))
 
     def find_form(self, sentences: Sequence[Sentence]) -> Form:
-        """Return the form with inputs for the constraints of all sentences, rounded up so that it recurs."""
+        """Return the form with room for the constraints of all sentences, rounded up so that forms recur."""
         prefix = max((len(one.prefix) + one.prefix_ends_word for one in sentences), default=0)
         if prefix:  # at least one position is left for the token after a prefix
             prefix = min(round_up_coarsely(prefix), (self._lengths.longest_target or prefix * 2) - 1)
@@ -137,14 +138,15 @@ class SentenceArrays:
     ) -> Sources:
         """Return the arrays of the sentences of all parts, part after part, with `rows` rows each.
 
-        Rows without a sentence have a limit of 0, which is not searched, and one position to attend to.
+        Rows without a sentence have a length limit of 0, so they are not searched, and one position to attend
+        to.
         """
         total = rows * len(sentences)
         every = [one for own in sentences for one in own]
         places = np.concatenate([part * rows + np.arange(len(own)) for part, own in enumerate(sentences)])
 
         def fill(values: Iterable[Any], *shape: int, blank: int = 0, dtype: Any = np.int32) -> np.ndarray:
-            """Return an array of `shape` for each row: the value of its sentence, then blanks."""
+            """Return an array with `shape` per row: the value of the row's sentence, then blanks."""
             filled = np.full((total, *shape), blank, dtype)
             if not shape:
                 filled[places] = np.fromiter(values, dtype, len(every))
@@ -178,12 +180,12 @@ class SentenceArrays:
         return Sources(ids, mask, lines)
 
     def _find_seed(self, sentence: Sentence) -> int:
-        """Return a hash of the sentence and of search.seed, not of its row: other seeds share no sample."""
+        """Return a hash of search.seed and the sentence, not of its row: different seeds share no sample."""
         known = json.dumps([self._options.seed, sentence.stream, sentence.source.tolist()])
         return int.from_bytes(hashlib.blake2b(known.encode(), digest_size=4).digest(), "big")
 
     def _min_length(self, source_length: int) -> int:
-        """Return the number of tokens that the search options require of a translation."""
+        """Return the minimum number of tokens that the search options require of a translation."""
         return int(self._options.min_length_ratio * source_length + self._options.min_length_offset)
 
 

@@ -1,4 +1,4 @@
-"""Length limits of translations, and the sizes of search states: few, as each has programs of its own."""
+"""Length limits of translations, and the sizes of search states: few sizes, as each has its own programs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -43,8 +43,8 @@ class LengthRule:
     """The maximum length of translations as a function of the source length; all lengths include eos.
 
     longest_source: the maximum source length. longest_target: the maximum number of target tokens for which
-    all models have positions; None: unlimited. learned: ratio and offset of the length that few translations
-    of the training set exceed; None: unknown.
+    all models have positions; None: unlimited. learned: ratio and offset of a length that few translations of
+    the training set exceed; None: unknown.
     """
 
     max_length_ratio: float
@@ -54,12 +54,12 @@ class LengthRule:
     learned: tuple[float, float] | None = None
 
     def limit(self, source_length: int, needed: int = 0) -> int:
-        """Return the maximum number of tokens of a translation of such a source; at least `needed`."""
+        """Return the maximum number of tokens of a translation for this source length; at least `needed`."""
         limit = max(1, needed, int(self.max_length_ratio * source_length + self.max_length_offset))
         return self.within_positions(limit)
 
     def likely(self, source_length: int, needed: int = 0) -> int:
-        """Return the number of tokens that few translations of such a source exceed, at most its limit."""
+        """Return the length that few translations of this source length exceed, at most the limit."""
         limit = self.limit(source_length, needed)
         if self.learned is None:
             return limit
@@ -67,9 +67,10 @@ class LengthRule:
         return min(limit, max(1, needed, int(ratio * source_length + offset)))
 
     def expected(self, source_length: int, needed: int = 0) -> int:
-        """Return the capacity that a first search provides for such a source: the likely length, or a guess.
+        """Return the capacity of a first search for this source length: the likely length, or else a guess.
 
-        `needed`: the least tokens of the translation, such as its prefix and required phrases.
+        `needed`: the minimum number of tokens of the translation, due to its prefix and required phrases for
+        example.
         """
         if self.learned is not None:
             return self.likely(source_length, needed)
@@ -77,7 +78,7 @@ class LengthRule:
         return min(limit, max(needed, int(_DEFAULT_SHARE * limit), source_length + _DEFAULT_EXTRA))
 
     def within_positions(self, length: int) -> int:
-        """Return the length, or the number of positions if that is less."""
+        """Return `length`, or the number of positions of the models if this is less."""
         return length if self.longest_target is None else min(length, self.longest_target)
 
 
@@ -87,7 +88,7 @@ def make_length_rule(
     longest_source: int,
     learned: tuple[float, float] | None = None,
 ) -> LengthRule:
-    """Make the rule of search options and of the positions of all models; `learned`: see LengthRule."""
+    """Make the rule from the search options and the positions of all models; `learned`: see LengthRule."""
     limits = []
     for model in models:
         if model.longest_input is not None:
@@ -111,10 +112,10 @@ _USUAL_MEMORY = 16 * 2**30
 
 
 def choose_batch_tokens(search: SearchConfig, models: Sequence[ModelConfig], target_size: int) -> int:
-    """Return search.batch_tokens, or if it is None, a power of two for the device and the models.
+    """Return search.batch_tokens; if it is None, a power of two that suits the device and the models.
 
-    Counted are a token's keys and values in each layer of a decoder, and four copies of a hypothesis's
-    logits, shared by its tokens.
+    The estimate counts the keys and values of a token in each decoder layer, and four copies of a
+    hypothesis's logits, divided among its tokens.
     """
     if search.batch_tokens is not None:
         return search.batch_tokens
@@ -128,7 +129,7 @@ def choose_batch_tokens(search: SearchConfig, models: Sequence[ModelConfig], tar
 
 
 def check_memory(size: Size, width: int, models: Sequence[ModelConfig], target_size: int) -> None:
-    """Raise UserError if one sentence exceeds the memory of the device: a smaller batch would not help."""
+    """Raise UserError if one sentence exceeds the memory of the device, where smaller batches cannot help."""
     memory, _ = device_memory(jax.local_devices()[0]) or (host_memory(), 0)
     # Each beam has scores for the tokens of all beams, which are in memory about five times.
     scores = sum(5 * model.num_heads for model in models) * width
@@ -145,11 +146,12 @@ def check_memory(size: Size, width: int, models: Sequence[ModelConfig], target_s
 class StateSizes:
     """The sizes of an engine's states: up to five for many sentences, up to three for a few, one for one.
 
-    A state for many has room for the likely lengths of translations, and as many rows as batch_tokens allow.
-    A state for a few has room for all that the limits allow: no sentence exceeds it. width: number of
-    hypotheses of a row. batch_tokens: maximum number of tokens on one device, of sources and hypotheses,
-    padding included. parts: number of devices with rows of their own. single: whether there is a size for one
-    sentence: on CPUs, the rows that it leaves free would take longer than its own.
+    A state for many sentences has room for the likely lengths of translations, and as many rows as
+    batch_tokens allow. A state for a few has room up to the length limits, so no sentence exceeds it. width:
+    number of hypotheses per row. batch_tokens: maximum number of tokens on one device, counting sources,
+    hypotheses and padding. parts: number of devices that search separate rows. single: whether there is a
+    size for one sentence: on CPUs, the free rows of a larger state would take longer than the sentence
+    itself.
     """
 
     lengths: LengthRule
@@ -167,11 +169,11 @@ class StateSizes:
         return [self._fit_few(length, self.lengths.limit(length)) for length in self._lengths(_FEW_LENGTHS)]
 
     def one(self) -> list[Size]:
-        """Return the size for one sentence, if there is one: that for a few short ones with a single row."""
+        """Return the size for one sentence, if any: the smallest size for a few, with a single row."""
         return [self.few()[0]._replace(rows=1)] if self.single else []
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return the sizes and their programs as JSON values, for a person to read."""
+        """Return the sizes and their programs as JSON values, for display."""
         kinds = {"one": self.one(), "a few": self.few(), "many": self.many()}
         return [
             {
@@ -191,9 +193,9 @@ class StateSizes:
         return _first(self.many(), source_length, capacity) or self.choose_few(source_length, needed)
 
     def choose_few(self, source_length: int, needed: int, *, count: int | None = None) -> Size:
-        """Return the size for a few sentences up to this length: what is found there is never cut off.
+        """Return the size for a few sentences of up to this length; no translation is cut off there.
 
-        `count` is that of the sentences. None: others may come.
+        `count` is the number of sentences. None: more may follow.
         """
         limit, alone = self.lengths.limit(source_length, needed), count is not None and count <= self.parts
         found = _first([*(self.one() if alone else []), *self.few()], source_length, limit)
@@ -203,13 +205,13 @@ class StateSizes:
         return found
 
     def fits_few(self, count: int, small: Size) -> bool:
-        """Whether so many sentences are searched in this size for a few, not in one for many."""
+        """Return whether `count` sentences fit the size `small` for a few, rather than a size for many."""
         return count <= _FEW_FILLS * small.rows * self.parts
 
     def choose_again(self, source_length: int, needed: int, *, others: Iterable[Size]) -> Size:
-        """Return the size of the second search of a sentence: one of `others` with room for all it may need.
+        """Return the size of a sentence's second search: one of `others` with room for its length limit.
 
-        If none has, it is the largest for a few sentences: there are few such sentences, of all lengths.
+        If none of them has room, it is the largest size for a few, because only few sentences get here.
         """
         found = [*sorted(others, key=lambda size: size.capacity), self.few()[-1]]
         limit = self.lengths.limit(source_length, needed)

@@ -1,6 +1,7 @@
-"""Kernels: what a platform computes in its own way, as pure functions, each with a reference in plain jnp.
+"""Kernels: platform-specific computations as pure functions, each with a reference in plain jnp.
 
-`choose_kernels` returns the table that a model is made with.
+`choose_kernels` returns the table of kernels that a model is built with. Axis letters are defined in
+shapes.py.
 """
 
 from flaxformer_mt.kernels.attention_kernels import Drop

@@ -1,7 +1,8 @@
-"""Attention over whole sequences: by plain products, by fused kernels, and over batches without padding.
+"""Attention over whole sequences: by plain products, by fused kernels, and for batches without padding.
 
-All take queries [B, Q, H, K], keys [B, M, H, K], values [B, M, H, E] and the rule of a mask, and return [B,
-Q, H, E]. `drop` drops weights [B, H, Q, M]; `see_weights` gets them before that, and returns those to use.
+Attention functions take queries [B, Q, H, K], keys [B, M, H, K], values [B, M, H, E] and a mask rule, and
+return [B, Q, H, E]. `drop` is the dropout of attention weights [B, H, Q, M]. `see_weights` is called with the
+weights before dropout, and returns the weights to use.
 """
 
 import dataclasses
@@ -66,7 +67,7 @@ def attend(
     """Average the values under softmax(query keys / sqrt(K)) (Vaswani et al. 2017, equation 1).
 
     Args:
-      scale: factor of the products in place of 1 / sqrt(K).
+      scale: factor of the query-key products, instead of 1 / sqrt(K).
     """
     bias = None if mask.bias is None else mask.bias.dense(query.shape[1], keys.shape[1])
     weights = attention_weights(product, query, keys, mask.dense(query.shape[1]), scale=scale, bias=bias)
@@ -108,7 +109,7 @@ def attend_unpadded(
     mask: MaskRule,
     **options: Any,
 ) -> Array:
-    """Attend over the rows of sentences of a batch without padding; to others, apply `attention` as it is."""
+    """Attend in a batch without padding, with padding restored; other batches go to `attention` unchanged."""
     if not isinstance(mask.query_segments, Places):
         return attention(query, keys, values, mask, **options)
     assert isinstance(mask.memory_segments, Places)
@@ -131,14 +132,14 @@ def attend_fused(
     biases: Sequence[Array] = (),
     **options: Any,
 ) -> Array:
-    """Attend by the first of some fused kernels that can, on the heads of each device; else by `plain`.
+    """Attend by the first fused kernel that supports the inputs, on each device's heads; else by `plain`.
 
-    No kernel can where somebody sees the weights, which it does not keep.
+    If `see_weights` is set, `plain` is used, because fused kernels do not keep the weights.
 
     Args:
-      biases: none, or what was added to queries, keys and values as constants, [H, K] each: their gradients
-        are summed here.
-      options: those of `attend`.
+      biases: none, or the biases [H, K] that were added to queries, keys and values as constants; their
+        gradients are summed here.
+      options: the options of `attend`.
     """
     scale, drop = options.get("scale"), options.get("drop")
     only_plain = options.get("see_weights") is not None or keys.shape[-1] != values.shape[-1]
@@ -181,7 +182,7 @@ def _leave_gradients(heads: Sequence[Array], biases: Sequence[Array]) -> Sequenc
 
 @jax.custom_vjp
 def _leave_gradient(x: Array, bias: Array) -> Array:
-    """Return x [B, T, H, K], to which a bias [H, K] was added as a constant: it gets its gradient here."""
+    """Return x [B, T, H, K] unchanged; the gradient of `bias` [H, K] is x's gradient summed over B and T."""
     del bias
     return x
 
@@ -194,7 +195,7 @@ _leave_gradient.defvjp(
 def attend_rows_on_gpu(
     query: Array, keys: Array, values: Array, mask: MaskRule, scale: float | None, drop: Drop | None
 ) -> Array:
-    """Attend by the kernel of triton_attention.py, which has biases, other scales, and dropout of weights."""
+    """Attend by the kernel of triton_attention.py, which supports biases, other scales and weight dropout."""
     (batch, length, heads, size), memory_length = query.shape, keys.shape[1]
     rule = triton_attention.Rule(
         mask.causal, size**-0.5 if scale is None else scale, 0.0 if drop is None else drop.rate
@@ -240,10 +241,10 @@ def attend_rows_on_tpu(
 
 
 def resolve_attention(preferred: Preference, platform: str) -> tuple[Kind, ...]:
-    """List the fused kernels that `model.attention` allows on a platform, the first choice first.
+    """Return the fused kernels that `model.attention` allows on a platform, in order of preference.
 
     Args:
-      platform: the platform that programs are compiled for, as JAX names it: cpu, gpu (or cuda), tpu.
+      platform: the platform that programs are compiled for, by its JAX name: cpu, gpu (or cuda), tpu.
     """
     kinds: dict[tuple[str, str], tuple[Kind, ...]] = {
         ("auto", "gpu"): ("cudnn", "triton"),
@@ -256,7 +257,7 @@ def resolve_attention(preferred: Preference, platform: str) -> tuple[Kind, ...]:
 
 
 def fits(kind: Kind, query: Any, keys: Any) -> bool:
-    """Tell whether a kernel supports heads [B, Q, H, K] and [B, M, H, K] of these shapes and dtypes."""
+    """Return whether a kernel supports heads [B, Q, H, K] and [B, M, H, K] of these shapes and dtypes."""
     size, lengths = query.shape[-1], (query.shape[1], keys.shape[1])
     if kind == "pallas":
         return query.dtype == jnp.bfloat16 and fits_kernel(*lengths, heads=query.shape[2], size=size)
@@ -286,7 +287,7 @@ _NEEDS = {
 def explain_attention(
     config: ModelConfig, platform: str, *, lengths: tuple[int, int], tensor: int = 1
 ) -> tuple[Kind, str]:
-    """Tell which kernel computes attention in training, and why.
+    """Return the kernel that computes attention in training, and the reason.
 
     Args:
       platform: the platform that programs are compiled for.

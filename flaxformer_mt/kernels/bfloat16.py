@@ -1,6 +1,6 @@
-"""Numbers in bfloat16 outside of products: how they are updated, looked up, and cast once.
+"""Operations on bfloat16 arrays other than products: in-place updates, row lookups and casts of parameters.
 
-Knows what XLA's CPU compiler does badly with such arrays. Products of them are in `product`.
+They avoid what XLA's CPU compiler does slowly with such arrays. Products are in matmul.py.
 """
 
 import re
@@ -17,7 +17,7 @@ _MULTIPLIED = re.compile(r"(kernel|_embedding/embedding)$")
 
 
 def as_bits(x: Array) -> Array:
-    """Represent bfloat16 numbers as unsigned integers, for arrays that loops update; others stay as they are.
+    """Represent bfloat16 numbers as unsigned integers, for arrays that loops update; keep other dtypes.
 
     XLA's CPU compiler computes updates of bfloat16 arrays in float32, and then copies and converts the whole
     array instead of writing a slice of it in place.
@@ -30,9 +30,9 @@ def from_bits(x: Array) -> Array:
 
 
 def take_rows(table: Array, ids: Array) -> Array:
-    """Take the rows [..., D] of ids [...] from a table [V, D].
+    """Take the rows [..., D] with indices `ids` [...] from a table [V, D].
 
-    XLA's CPU compiler gathers no bfloat16: it first converts the whole table to float32, in each call of a
+    XLA's CPU compiler cannot gather bfloat16: it first converts the whole table to float32, in each call of a
     program. So rows are gathered as bits.
     """
     return _take_by_bits(table, ids) if table.dtype == jnp.bfloat16 else jnp.take(table, ids, axis=0)
@@ -45,16 +45,16 @@ def _take_by_bits(table: Array, ids: Array) -> Array:
 
 @_take_by_bits.defjvp
 def _differentiate_rows(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Differentiate by the table: bits have no derivative, and without this rule it would silently be 0."""
+    """Differentiate with respect to the table; without this rule, the gradient would silently be 0."""
     table, ids = primals
     return _take_by_bits(table, ids), jnp.take(tangents[0], ids, axis=0)
 
 
 def cast_kernels(params: Any, dtype: DTypeLike) -> Any:
-    """Cast the matrices of a model's parameters to the dtype of its products; other parameters keep theirs.
+    """Cast the matrices of a model's parameters to the dtype of its products; keep other parameters.
 
-    A program that multiplies a matrix many times, as decoding does, then casts it once. The vectors that are
-    looked up in a table of embeddings become float32 again. Matrices of 8-bit integers stay as they are.
+    A program that multiplies by a matrix many times, as decoding does, then casts it only once. Vectors
+    looked up in an embedding table become float32 again. Matrices of 8-bit integers stay unchanged.
 
     Args:
       params: nested dicts of numpy arrays or of JAX arrays, traced or not.

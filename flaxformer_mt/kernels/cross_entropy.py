@@ -1,4 +1,4 @@
-"""Cross-entropy of hidden states and the matrix of the output layer: logits are made a chunk at a time."""
+"""Cross-entropy from hidden states and the output matrix: logits exist for only one chunk at a time."""
 
 import dataclasses
 import functools
@@ -34,17 +34,17 @@ class _Chunk(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Sums over tokens, each times its weight: losses, and correct tokens (None if they are not counted)."""
+    """Weighted sums over tokens: the losses, and the number of correct tokens (None if not counted)."""
 
     loss_sum: Array
     correct_sum: Array | None
 
 
 class _Words(NamedTuple):
-    """The words of each token: exponentials of logits minus `shift`, and their sum.
+    """Scores of all vocabulary entries for each token: exponentials of logits minus `shift`, and their sum.
 
     exponentials: [B, T, V], in the dtype of the hidden states. correct: whether the target is the most
-    probable word; None if not asked for.
+    probable entry; None if not requested.
     """
 
     shift: Array
@@ -54,7 +54,7 @@ class _Words(NamedTuple):
 
 
 def score_words(multiply: Multiply, hidden: Array, output: Output, target: Array | None) -> _Words:
-    """Score all words; with `target`, compare the most probable one with it."""
+    """Score all vocabulary entries; with `target`, also compare the most probable entry with the target."""
     logits = project(multiply, hidden, output)
     largest = logits.max(axis=-1).astype(jnp.float32)
     exponentials = jnp.exp(logits.astype(jnp.float32) - largest[..., None])
@@ -63,7 +63,7 @@ def score_words(multiply: Multiply, hidden: Array, output: Output, target: Array
 
 
 def score_in_bfloat16(multiply: Multiply, hidden: Array, output: Output, target: Array | None) -> _Words:
-    """Score as `score_words` does, by logits in the dtype of the hidden states.
+    """Do the same as `score_words`, with logits in the dtype of the hidden states.
 
     A GPU writes the logits to memory, and reads them for their maximum and again for the exponentials.
     """
@@ -71,20 +71,20 @@ def score_in_bfloat16(multiply: Multiply, hidden: Array, output: Output, target:
 
 
 def score_rounded(multiply: Multiply, hidden: Array, output: Output, target: Array | None) -> _Words:
-    """Score as `score_words` does, with the sum of rounded exponentials, of which the largest, 1, is exact.
+    """Do the same as `score_words`, but sum rounded exponentials; the largest exponential, 1, is exact.
 
-    XLA's CPU compiler would write the exponentials in float32, and read them twice: for their sum and to
-    round them.
+    To sum unrounded exponentials, XLA's CPU compiler would write them in float32 and read them twice: for the
+    sum and for rounding.
     """
     words = score_words(multiply, hidden, output, target)
     return words._replace(total=words.exponentials.sum(axis=-1, dtype=jnp.float32))
 
 
 def score_in_two_passes(multiply: Multiply, hidden: Array, output: Output, target: Array | None) -> _Words:
-    """Score as `score_words` does, by computing the logits twice, unless the most probable word is asked for.
+    """Do the same as `score_words`, but compute the logits twice, unless `target` is given.
 
-    A TPU computes the largest logit, and then the exponentials, at the end of a product: to compute the
-    product twice takes it less time than to write and to read logits in float32.
+    A TPU computes the largest logit, and then the exponentials, at the end of a product. Computing the
+    product twice is faster for it than writing and reading logits in float32.
     """
     if target is not None:
         return score_words(multiply, hidden, output, target)
@@ -95,10 +95,11 @@ def score_in_two_passes(multiply: Multiply, hidden: Array, output: Output, targe
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy:
-    """The cross-entropy in chunks of tokens, with its gradients in the same pass.
+    """The cross-entropy in chunks of tokens, with gradients computed in the same pass.
 
-    One pass computes the logits of a chunk, scores them, compares the most probable words with the target if
-    asked to, and computes their gradients while they are in the CPU's cache. score: how a chunk is scored.
+    For each chunk, one pass computes the logits, scores them, compares the most probable entry with the
+    target if requested, and computes gradients while the logits are in the CPU's cache. score: the function
+    that scores a chunk.
     """
 
     multiply: Multiply = multiply
@@ -121,7 +122,7 @@ class CrossEntropy:
         hidden: [B, T, D]; target, weights: [B, T]. With `count`, the correct tokens are summed as well.
 
         Args:
-          chunk_tokens: about how many tokens have logits at a time. Chunks split the axis T.
+          chunk_tokens: the approximate number of tokens per chunk. Chunks split the axis T.
         """
         chunks = cut_chunks(_Chunk(hidden, target, weights), chunk_tokens)
         return _sum_chunks(self, smoothing, count, output, chunks)
@@ -157,10 +158,10 @@ def _sum_chunks_forward(
 ) -> tuple[Totals, tuple[Output, Array]]:
     """Compute the gradients together with the totals; the backward pass only scales them.
 
-    The gradient of the logits is the softmax minus the smoothed target distribution. The softmax is
-    exponentials over their sum; only the exponentials have the size of the logits, and both products take
-    them unscaled: the sum and the weights scale single tokens before or after a product, and the target
-    distribution is equal for all words but one.
+    The gradient of the logits is the softmax minus the smoothed target distribution. The softmax is the
+    exponentials divided by their sum. Only the exponentials have the size of the logits, and both products
+    take them unscaled: sums and weights scale single tokens before or after a product, and the target
+    distribution is equal for all vocabulary entries but one.
     """
     size, table = output.table.shape[0], output.table.astype(chunks.hidden.dtype)
     table_mean = table.sum(0, dtype=jnp.float32) / size
@@ -202,7 +203,7 @@ def _sum_chunks_forward(
 
 
 def _subtract_targets(gradient: Output, smoothing: float, chunks: _Chunk) -> Output:
-    """Subtract the target distributions from the gradients, but for what all words share."""
+    """Subtract the target distributions from the gradients, except the smoothing that all entries share."""
     hidden, target, weights = chunks
     mass = weights * (1 - smoothing)
     table = jnp.asarray(gradient.table).at[target].add(-mass[..., None] * hidden.astype(jnp.float32))
@@ -248,7 +249,7 @@ def _add_chunk(totals: Totals, loss: Array, correct: Array | None, weights: Arra
 
 
 def _is_argmax(logits: Array, target: Array) -> Array:
-    """Tell whether argmax, the first of equal logits, is the target: bool [B, T], False where a logit is NaN.
+    """Return whether the target is the argmax (the first of equal logits), [B, T]; False where one is NaN.
 
     A comparison is a plain reduction, which is far cheaper on CPUs than argmax.
     """
@@ -258,7 +259,8 @@ def _is_argmax(logits: Array, target: Array) -> Array:
 
 
 def maxima_of_chunks(chunks: Array) -> Array:
-    """Return the maxima over the last axis: XLA would take the maximum of them all from `chunks`, and read
-    these once more.
+    """Return the maxima over the last axis, behind a barrier.
+
+    Without the barrier, XLA would compute the maximum of all maxima from `chunks`, which it would read again.
     """
     return jax.lax.optimization_barrier(chunks.max(axis=-1))

@@ -1,4 +1,4 @@
-"""Dropout, and the generator of its random numbers: a hash of a key and the index of each entry."""
+"""Dropout, and its random number generator: a hash of a key and the index of each entry."""
 
 import functools
 import math
@@ -19,12 +19,12 @@ _WORDS = 3
 def dropout(x: Array, key: Array, rate: float) -> Array:
     """Zero entries with probability `rate` and rescale the others (Srivastava et al. 2014).
 
-    Rescaling keeps the expectation; it is computed in float32, so that numbers are rounded once. The gradient
-    drops the same entries, by the same numbers: nothing but the key is kept for it.
+    Rescaling preserves the expectation; it is computed in float32, so that numbers are rounded only once. The
+    gradient drops the same entries: the backward pass saves only the key and generates the numbers again.
 
     Args:
-      key: any key of JAX; with one of `make_dropout_key`, a number costs a few operations where it is used
-        and passes through no memory.
+      key: any JAX key; with one from `make_dropout_key`, numbers are computed where they are used, by a few
+        operations each, and are not stored in memory.
     """
     kept = jax.random.bits(key, x.shape, jnp.uint32) >= jnp.uint32(keep_threshold(rate))
     return jnp.where(kept, x.astype(jnp.float32) * dropout_scale(rate), 0.0).astype(x.dtype)
@@ -41,9 +41,9 @@ def dropout_scale(rate: float) -> float:
 
 
 def keep_threshold(rate: float) -> int:
-    """Return the least random number whose entry is kept.
+    """Return the threshold for random numbers: an entry is kept if its number is at least this.
 
-    Rates are below 1; the cap keeps some entries even where rounding would drop all.
+    Rates are below 1; the cap on the threshold keeps some entries even where rounding would drop all.
     """
     return min(round(rate * 2**32), 2**32 - 2**24)
 
@@ -51,11 +51,11 @@ def keep_threshold(rate: float) -> int:
 def make_dropout_key(
     seed: Array | int, step: Array | int, microbatch: Array | int = 0, part: Array | int | None = None
 ) -> Array:
-    """Make the key of all dropout of one microbatch; no two of them share a key.
+    """Make the key for all dropout of one microbatch; each microbatch has a different key.
 
     Args:
-      part: the index of the part of the batch, of equal parts, that the program sees: its numbers are those
-        of its rows in the masks of the whole batch. None: the whole batch.
+      part: the index of the part, if the program computes one of several equal parts of the batch; dropout
+        masks then equal the part's rows in the masks of the whole batch. None: the whole batch.
     """
     key = jax.random.key(seed, impl="threefry2x32")
     key = jax.random.fold_in(jax.random.fold_in(key, step), microbatch)
@@ -63,18 +63,18 @@ def make_dropout_key(
 
 
 def make_hash_key(key: Array, part: Array | int = 0) -> Array:
-    """Make a key of this hash from any key of JAX: programs that draw by it compile soon."""
+    """Make a key of this generator from any JAX key; programs that use it compile quickly."""
     words = jax.random.bits(key, (_WORDS - 1,), jnp.uint32)
     return jax.random.wrap_key_data(jnp.append(words, jnp.asarray(part, jnp.uint32)), impl=_HASH)
 
 
 def is_hash_key(key: Array) -> bool:
-    """Tell whether a key is one of `make_dropout_key`, or was made from one."""
+    """Return whether a key is from `make_dropout_key`, or derived from such a key."""
     return jax.random.key_impl(key) == _HASH
 
 
 def split_key(key: Array, size: int) -> tuple[Array, Array]:
-    """Return the two words that a key mixes into numbers, and the number of the first of `size` entries.
+    """Return the two words that the key mixes into numbers, and the number of the first of `size` entries.
 
     `dropout` keeps entry i where hash_numbers(first + i, words) >= keep_threshold(rate), modulo 2 ** 32.
     """
@@ -85,9 +85,9 @@ def split_key(key: Array, size: int) -> tuple[Array, Array]:
 def hash_numbers(numbers: Array, words: Any) -> Array:
     """Hash each number to a random 32-bit word, with one key word mixed in before the hash and one inside it.
 
-    The multipliers and shifts are those of lowbias32 (Wellons 2018), which a search selected for the least
-    bias of any output bit to any input bit. The second word prevents two keys from giving the same sequence
-    at different offsets.
+    The multipliers and shifts are from lowbias32 (Wellons 2018); they were selected by a search for the least
+    bias of any output bit to any input bit. The second key word prevents two keys from giving the same
+    sequence at different offsets.
     """
     x = numbers ^ words[0]
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
@@ -106,7 +106,7 @@ def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Arra
     jax.jit, static_argnums=1
 )  # one function in the text of a program for all arrays of a shape
 def _hash_indices(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Hash the flat index of each entry in row-major order, in the array of all parts, modulo 2 ** 32."""
+    """Hash the flat row-major index of each entry in the array of all parts, modulo 2 ** 32."""
     size = math.prod(shape) % 2**32
     numbers, stride = jnp.full(shape, key[2] * jnp.uint32(size)), 1
     for axis in reversed(range(len(shape))):
@@ -117,7 +117,7 @@ def _hash_indices(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
-    """Exchange the words, and mix the hash of a number into each: a program knows it when it is compiled."""
+    """Swap the key words and mix the hash of a number into each; constants are hashed at compile time."""
     twice = jnp.full(2, number, jnp.uint32)
     words = jnp.asarray(
         hash_numbers(twice, np.asarray([[0x9E3779B9, 0x7F4A7C15], [0xF39CC060, 0x5CEDC834]], np.uint32))
@@ -126,7 +126,7 @@ def _fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
 
 
 def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Make keys as `_fold_in` does, each by its number, from another key than this one."""
+    """Make one key per number with `_fold_in`, starting from a key derived from this one."""
     numbers = jnp.arange(math.prod(shape), dtype=jnp.uint32)
     folded = _fold_in(key, math.prod(shape))
     return jax.vmap(lambda number: _fold_in(folded, number))(numbers).reshape(*shape, _WORDS)

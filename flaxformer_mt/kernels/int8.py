@@ -1,7 +1,7 @@
-"""Products of 8-bit integers: matrices with a factor for each output, activations with one for each row.
+"""Products of 8-bit integers: matrices have one scale per output, activations one scale per row.
 
-In each product the rows of activations become whole numbers from -127 to 127, each with its own factor, so
-nothing is calibrated (as in Marian and CTranslate2). Sums are exact, in int32. Not to be differentiated.
+Each product rounds the rows of activations to integers from -127 to 127, each row with its own scale, so no
+calibration is needed (as in Marian and CTranslate2). Sums are exact, in int32. The products have no gradient.
 """
 
 import functools
@@ -33,14 +33,14 @@ integer_product_on_cpu = functools.partial(multiply_rows, sums=jnp.int32)
 
 
 class Quantized(NamedTuple):
-    """A matrix of 8-bit integers, and the factors of its outputs."""
+    """A matrix of 8-bit integers, and the scales of its outputs."""
 
     values: Array
     scale: Array
 
 
 def quantize_matrix(matrix: Any, inputs: Iterable[int]) -> Quantized:
-    """Quantize a matrix whose axes `inputs` are summed over in products; outputs that are all 0 stay 0."""
+    """Quantize a matrix, of which products sum over the axes `inputs`; outputs that are all 0 stay 0."""
     matrix = np.asarray(matrix, np.float32)
     axes = tuple(inputs)
     scale = np.abs(matrix).max(axes, keepdims=True) / np.float32(_LARGEST)
@@ -50,7 +50,7 @@ def quantize_matrix(matrix: Any, inputs: Iterable[int]) -> Quantized:
 
 
 def multiply_quantized(multiply: IntegerProduct, spec: str, x: Array, matrix: Quantized) -> Array:
-    """Multiply x [..., D] with a quantized matrix, "...D,DF->...F" or "...D,FD->...F", to float32 [..., F].
+    """Multiply x [..., D] by a quantized matrix, "...D,DF->...F" or "...D,FD->...F", to float32 [..., F].
 
     Each row of x is rounded to multiples of 1/127 of its largest magnitude.
     """
@@ -60,7 +60,7 @@ def multiply_quantized(multiply: IntegerProduct, spec: str, x: Array, matrix: Qu
 
 
 def quantize_rows(x: Array) -> Quantized:
-    """Quantize each row of x [..., D]: int8 [..., D] and factors [..., 1]."""
+    """Quantize each row of x [..., D] to int8 [..., D] and scales [..., 1]."""
     scale = _largest_magnitude(x).astype(jnp.float32) * (1 / _LARGEST)
     # A row of zeros has no factor; NaN and infinity stay in the factor, so no score hides them.
     inverse = jnp.where(scale == 0, 0.0, 1 / scale)
@@ -70,8 +70,8 @@ def quantize_rows(x: Array) -> Quantized:
 def _largest_magnitude(x: Array) -> Array:
     """Return the largest magnitude of each row of x [..., D], as [..., 1].
 
-    The bits of numbers without their signs have the order of the magnitudes, NaN last. XLA's CPU compiler
-    finds the largest of such integers, half a row against the other half, several times as fast as it
+    Without the sign bit, the bits of numbers are ordered by magnitude, with NaN last. XLA's CPU compiler
+    computes the maximum of such integers, one half of a row against the other, several times as fast as it
     reduces floating-point numbers.
     """
     dtype = {2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]

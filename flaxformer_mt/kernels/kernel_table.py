@@ -1,4 +1,4 @@
-"""The table of kernels that a model computes with, chosen once by config and platform."""
+"""The table of kernels that a model computes with, chosen once from the config and the platform."""
 
 import dataclasses
 import functools
@@ -17,15 +17,15 @@ from flaxformer_mt.shapes import Array
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """What models and losses compute with; the defaults are the references, which run everywhere.
+    """The kernels of models and losses; the defaults are the references, which run on all platforms.
 
-    product: `product(spec, x, y)`, an einsum with sums in float32. integer_product: the same of 8-bit
-    integers, with sums in int32. attention: see `attend`. cross_entropy: see `CrossEntropy`. materialize: has
-    arrays written to memory before they are used; a GPU's program would compute a row's mean for each entry.
-    sums_biases: whether attention takes the biases of queries, keys and values, which were added as
-    constants, and sums their gradients. one_pass: whether the variance of rows in bfloat16 is E[x^2] -
-    E[x]^2, which a TPU computes at the end of a product; it loses 2^-24 of the squared mean, rounding to
-    bfloat16 has lost 2^-20.
+    product: `product(spec, x, y)`, an einsum with sums in float32. integer_product: the same for 8-bit
+    integers, with sums in int32. attention: see `attend`. cross_entropy: see `CrossEntropy`. materialize:
+    forces arrays to be written to memory before they are used; otherwise a GPU program would compute the mean
+    of a row again for each entry. sums_biases: whether attention takes the biases of queries, keys and
+    values, which were added as constants, and sums their gradients. one_pass: whether the variance of rows in
+    bfloat16 is computed as E[x^2] - E[x]^2, which a TPU can do at the end of a product; this loses 2^-24 of
+    the squared mean, while rounding to bfloat16 has already lost 2^-20.
     """
 
     product: Product = Product()
@@ -39,11 +39,11 @@ class Kernels:
 
 @functools.cache  # equal models have the same table, so that JAX compiles for them once
 def choose_kernels(config: ModelConfig, platform: str, *, gathers_twice: bool = False) -> Kernels:
-    """Choose the kernels of a platform.
+    """Choose the kernels for a platform.
 
     Args:
-      platform: what programs are compiled for, as JAX names it: cpu, gpu (or cuda), tpu.
-      gathers_twice: whether parameters that devices split are gathered again for the backward pass.
+      platform: the platform that programs are compiled for, by its JAX name: cpu, gpu (or cuda), tpu.
+      gathers_twice: whether parameters that are split over devices are gathered again for the backward pass.
     """
     on_cpu = platform == "cpu"
     multiply = matmul.multiply_on_cpu if on_cpu else matmul.multiply

@@ -1,10 +1,10 @@
-"""Cached keys and values of attention: the form in which they are stored, and one step's products with them.
+"""Cached keys and values of attention: their storage layout, and one decoding step's products with them.
 
-Keys are [B, H, K, M] and values [B, H, M, E], the order in which they are multiplied; any other would be
-copied in each step. M are the tokens of a memory, or the slots of earlier tokens: slot t * W + w holds token
-t of beam w, so that a step writes one contiguous slice of each array. bfloat16 numbers are stored as their
-bits (`as_bits`), so that it does so in place. Where the layer's matrices are quantized, keys and values are
-8-bit integers as well, and the factors of each token are [B, H, 1, M] `key_scale` and `value_scale`.
+Keys are [B, H, K, M] and values [B, H, M, E], the order in which they are multiplied; any other order would
+require a copy in each step. M indexes the tokens of an encoded source, or slots for earlier target tokens:
+slot t * W + w holds token t of beam w, so that a step writes one contiguous slice of each array. bfloat16
+numbers are stored as bits (`as_bits`), so that this write is in place. If the layer's matrices are quantized,
+keys and values are 8-bit integers as well, with scales per token `key_scale` and `value_scale`, [B, H, 1, M].
 """
 
 import jax
@@ -21,7 +21,7 @@ KeyValues = dict[str, Array]
 
 
 def store(keys: Array, values: Array, *, quantized: bool) -> KeyValues:
-    """Bring keys [B, M, H, K] and values [B, M, H, E] into the form of a cache."""
+    """Convert keys [B, M, H, K] and values [B, M, H, E] to the layout of the cache."""
     if not quantized:
         return {"keys": as_bits(keys.transpose(0, 2, 3, 1)), "values": as_bits(values.swapaxes(1, 2))}
     key_rows, value_rows = quantize_rows(keys), quantize_rows(values)
@@ -34,7 +34,7 @@ def store(keys: Array, values: Array, *, quantized: bool) -> KeyValues:
 
 
 def write(cache: KeyValues, stored: KeyValues, slot: Array) -> KeyValues:
-    """Write what `store` has made of a few tokens into the slots from `slot` on."""
+    """Write a few tokens, converted by `store`, into consecutive slots starting at `slot`."""
     update = jax.lax.dynamic_update_slice_in_dim
     return {
         name: update(cache[name], stored[name], slot, axis=2 if name == "values" else 3) for name in cache
@@ -57,7 +57,7 @@ def score(
 
 
 def average(kernels: Kernels, weights: Array, cache: KeyValues, dtype: DTypeLike) -> Array:
-    """Average the cached values under float32 weights [B, H, W, M]: [B, H, W, E] of a dtype."""
+    """Average the cached values under float32 weights [B, H, W, M]; return [B, H, W, E] in `dtype`."""
     if "value_scale" in cache:
         rows = quantize_rows(weights * cache["value_scale"])
         sums = kernels.integer_product("BHWM,BHME->BHWE", rows.values, cache["values"])

@@ -1,7 +1,7 @@
-"""Attention masks: bool, True = may attend, broadcastable to [B, H, Q, M]; and the rules they follow.
+"""Attention masks, and their rules; masks are bool, True = may attend, broadcastable to [B, H, Q, M].
 
-A model makes the rules once per batch and passes them to all layers; the kernel of attention makes a mask of
-a rule, or reads the rule. Padding arrives as a mask or as segment 0.
+A model makes the rules once per batch and passes them to all layers; the attention kernel makes a mask from a
+rule, or reads the rule itself. Padding is given as a mask or as segment 0.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ def make_segment_mask(
 ) -> Bool[Array, "B 1 Q M"]:
     """Let a query attend within its own segment; segment 0 is padding.
 
-    query_segments [[1 2 0]], memory_segments [[1 1 2]] gives
+    query_segments [[1 2 0]] and memory_segments [[1 1 2]] give
       [[1 1 0]
        [0 0 1]
        [0 0 0]]
@@ -57,7 +57,7 @@ def make_segment_mask(
 
 @typed
 def drop_ends(segments: Int[Array, "B S"]) -> Int[Array, "B S"]:
-    """Make the last position of each segment one of padding, if the segment has others.
+    """Mark the last position of each segment as padding, unless it is the segment's only position.
 
     [[1 1 1 2 2 3 0]] gives [[1 1 0 2 0 3 0]].
     """
@@ -73,13 +73,13 @@ def drop_ends(segments: Int[Array, "B S"]) -> Int[Array, "B S"]:
 )
 @dataclasses.dataclass(frozen=True)
 class MaskRule:
-    """Which positions a query may attend to: those of its own segment that are no padding.
+    """The positions that a query may attend to: those in its own segment that are not padding.
 
     query_segments: int [B, Q]; None: all queries belong to segment 1. memory_segments: int [B, M], 0 for
-    padding, or bool, True for tokens; None: all positions belong to segment 1. Of batches without padding,
-    both are `unpad.Places`. causal: a query attends to its own and to earlier positions only. padded_at_end:
-    the padding of each row follows all of its tokens. bias: what is added to the scores of positions that a
-    query may attend to; None: nothing.
+    padding, or bool, True for tokens; None: all positions belong to segment 1. In batches without padding,
+    both are `unpad.Places`. causal: whether a query attends only to its own and to earlier positions.
+    padded_at_end: whether the padding of each row follows all of its tokens. bias: added to the scores of
+    positions that a query may attend to; None: nothing.
     """
 
     query_segments: Any = None
@@ -89,7 +89,7 @@ class MaskRule:
     bias: RelativeBias | None = None
 
     def dense(self, length: int) -> Array | None:
-        """Make the mask of `length` queries; None if each of them may attend to all positions."""
+        """Make the mask for `length` queries; None if every query may attend to all positions."""
         mask = make_causal_mask(length) if self.causal else None
         if self.memory_segments is None:
             return mask
@@ -111,9 +111,10 @@ class MaskRule:
         return query_segments, memory_segments
 
     def memory_lengths(self) -> Array | None:
-        """Count the tokens of each row, [B], at least 1; None if lengths alone do not give the mask.
+        """Count the tokens of each row, [B], at least 1; None if lengths alone do not determine the mask.
 
-        Kernels that get lengths have no result for a row without tokens, such as a row that fills a batch.
+        The minimum is 1 because kernels that take lengths give no result for a row without tokens, such as a
+        row that only fills up the batch.
         """
         if self.query_segments is not None or not self.padded_at_end or self.memory_segments is None:
             return None

@@ -1,8 +1,9 @@
 """Matrix products of the network: operands in the compute dtype, sums in float32, forward and backward.
 
 Every product of activations is a call of `Product`, in training, decoding and scoring. With
-model.dtype=bfloat16 the operands are bfloat16; results and the gradients of parameters are float32. So no
-score is rounded before the softmax, and no gradient of a kernel before it is summed over devices.
+model.dtype=bfloat16 the operands are bfloat16; results and the gradients of parameters are float32. So scores
+are not rounded before the softmax, and gradients of kernels are not rounded before they are summed over
+devices.
 """
 
 import dataclasses
@@ -29,14 +30,14 @@ _COST_OF_COLUMNS = 3
 
 
 def multiply(spec: str, x: Array, y: Array) -> Array:
-    """Compute `jnp.einsum(spec, x, y)` with sums and a result in float32; it is not to be differentiated."""
+    """Compute `jnp.einsum(spec, x, y)` with sums and a result in float32; do not differentiate it."""
     return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
 
 
 def multiply_on_cpu(spec: str, x: Array, y: Array) -> Array:
-    """Compute `multiply` in bfloat16 in the one form that XLA's CPU library multiplies in that dtype.
+    """Compute `multiply` in bfloat16 in the only form that XLA's CPU library multiplies in that dtype.
 
-    Products in any other form it converts to float32 first.
+    The library first converts products in any other form to float32.
     """
     return multiply(spec, x, y) if jnp.result_type(x, y) == jnp.float32 else multiply_rows(spec, x, y)
 
@@ -45,8 +46,8 @@ def multiply_on_cpu(spec: str, x: Array, y: Array) -> Array:
 class Product:
     """An einsum of two operands with sums in float32, and its gradients.
 
-    multiply: computes one product. gathers_twice: whether parameters of which each device has a part are
-    gathered again for the backward pass, instead of being kept.
+    multiply: computes one product. gathers_twice: whether parameters that are split over devices are gathered
+    again for the backward pass, instead of being kept.
     """
 
     multiply: Callable[[str, Array, Array], Array] = multiply
@@ -55,16 +56,17 @@ class Product:
     def __call__(self, spec: str, x: Array, y: Array, *, parameter: bool = False) -> Array:
         """Contract x and y as `jnp.einsum(spec, x, y)` does, to float32.
 
-        Operands of different dtypes are multiplied in the narrower one: a kernel is given as the float32
-        parameter, or as its copy in the dtype of the activations. Each gradient has the dtype and the layout
-        of its operand, and is rounded to no other dtype. (JAX's own rule computes the gradient of a kernel as
+        Operands of different dtypes are multiplied in the narrower dtype: a kernel is passed as the float32
+        parameter, or as its copy in the dtype of the activations. Each gradient has the dtype and layout of
+        its operand, and is not rounded to another dtype. (JAX's own rule computes the gradient of a kernel as
         [F, D] and transposes it; on CPUs this first transposes the wider of two large arrays in memory.)
 
         Args:
           spec: einsum's notation; each letter is in two of the three terms. `...` in the terms of x and of
             the result stands for leading axes of x.
-          parameter: y is a parameter, and its letters are those of `shapes`. Where devices split it, they
-            gather it in the dtype of the product, and each receives its own part of the gradient's sum.
+          parameter: whether y is a parameter; its letters must then be from `shapes`. If the parameter is
+            split over devices, the devices gather it in the dtype of the product, and each device receives
+            its own part of the summed gradient.
         """
         x, y = jnp.asarray(x), jnp.asarray(y)
         rows = string.ascii_lowercase[: x.ndim - len(spec.partition(",")[0].replace("...", ""))]
@@ -124,7 +126,7 @@ def _terms(spec: str) -> tuple[str, str, str]:
 
 
 def _multiply_in_order(product: Product, result: str, *operands: tuple[str, Array]) -> Array:
-    """Contract two operands to `result`, first the one with the first axis of its own: no transposition."""
+    """Contract two operands to `result`; pass first the one whose own axis leads, to avoid transposing."""
     (first, one), (second, other) = operands
     own = next(letter for letter in result if (letter in first) != (letter in second))
     if own in second:
@@ -135,17 +137,20 @@ def _multiply_in_order(product: Product, result: str, *operands: tuple[str, Arra
 def multiply_rows(spec: str, x: Array, y: Array, *, sums: DTypeLike = jnp.float32) -> Array:
     """Compute an einsum as XLA's CPU library multiplies bfloat16: rows of x with rows or with columns of y.
 
-    It multiplies int8 in the same form, to sums in int32.
+    int8 is multiplied in the same form, with sums in int32.
 
-    The axes of both operands are brought into this order in memory: shared, own and summed ones of x; shared,
-    and own and summed ones of y in either order. Of x and y, that one takes the part of x which leaves less
-    to move in memory, the result included. The library is chosen before XLA decides on layouts. A plain
-    transposition still counts as a view in another layout then, and would send the product to float32; one
-    that is folded into the product later makes it fail at run time. So the transposed array, and what comes
-    after the product, are kept apart by barriers. The axes of each kind are one axis between the barriers:
-    XLA would reshape arrays of more axes there, and two reshapes around a barrier become a copy.
-    Nor does the library multiply single rows of a batch, such as those of greedy search: they get a second
-    row of zeros.
+    The axes of both operands are brought into this order in memory: for x, the shared axes, the axes that
+    only x has, and the summed axes; for y, the shared axes, then its own and the summed axes in either order.
+    The roles of x and y are swapped if fewer numbers then have to move in memory, counting the result.
+
+    The library is chosen before XLA decides on layouts. At that point, a plain transposition still counts as
+    a view in another layout, and XLA would compute the product in float32; if a transposition is fused into
+    the product later, the product fails at run time. So barriers separate the product from the transposed
+    arrays and from the operations after it. Between the barriers, the axes of each kind are merged into one:
+    XLA would otherwise reshape the arrays there, and two reshapes around a barrier become a copy.
+
+    The library also does not multiply single rows of a batch, as in greedy search, so these get a second row
+    of zeros.
     """
     terms, result = spec.split("->")
     x_term, y_term = terms.split(",")
@@ -178,7 +183,7 @@ def multiply_rows(spec: str, x: Array, y: Array, *, sums: DTypeLike = jnp.float3
 
 
 def _kinds(terms: tuple[str, str], result: str) -> tuple[list[str], list[str], list[str], list[str]]:
-    """Sort the axes of an einsum: shared ones, own ones of the first and second operand, summed ones."""
+    """Classify the axes of an einsum: shared, only in the first operand, only in the second, and summed."""
     x_term, y_term = terms
     shared = [axis for axis in result if axis in x_term and axis in y_term]
     summed = [axis for axis in x_term if axis in y_term and axis not in result]
@@ -187,7 +192,7 @@ def _kinds(terms: tuple[str, str], result: str) -> tuple[list[str], list[str], l
 
 
 def _moving_cost(terms: tuple[str, str], result: str, sizes: Mapping[str, int]) -> int:
-    """Estimate what it costs to bring all arrays into order to multiply rows of the first operand."""
+    """Estimate the cost of transposing all arrays for multiplying rows of the first operand."""
     x_term, y_term = terms
     shared, own_of_x, own_of_y, summed = _kinds(terms, result)
     moved = [
@@ -202,18 +207,18 @@ def _moving_cost(terms: tuple[str, str], result: str, sizes: Mapping[str, int]) 
 
 
 def _disorder(term: str, order: Sequence[str]) -> int:
-    """Weigh a transposition by what a number of it costs: 0 if nothing moves, little if whole rows do."""
+    """Return the cost of a transposition per array element: 0 if nothing moves, low if whole rows move."""
     if list(term) == list(order):
         return 0
     return 1 if term[-1] == order[-1] else _COST_OF_COLUMNS
 
 
 def _in_order(x: Array, term: str, groups: Sequence[Sequence[str]]) -> Array:
-    """Transpose x from the order of axes in `term` to that of the groups, each of which becomes one axis.
+    """Transpose x from the order of axes in `term` to the order of `groups`; each group becomes one axis.
 
-    The result is an array of its own in memory, not a view in another layout: a reshaped array has the
-    default layout, and costs nothing if it had it before. Where all groups have one axis, an axis is added
-    before a barrier and removed after it.
+    The result is a separate array in memory, not a view in another layout. A reshape has this effect, since a
+    reshaped array has the default layout; it costs nothing if the layout was already the default. If every
+    group has one axis, an axis is added before a barrier and removed after it instead.
     """
     x = x.transpose([term.index(axis) for group in groups for axis in group])
     sizes = iter(x.shape)

@@ -1,10 +1,10 @@
-"""Attention over short rows as one TPU kernel: neither scores nor weights reach the chip's memory.
+"""Attention over short rows as one TPU kernel; neither scores nor weights are written to the chip's memory.
 
-A program of the kernel holds whole rows of queries, keys and values, with all heads, as the projections
-leave them, [B, T, H * K]. Heads that share the 128 lanes of a register are multiplied together: the lanes of
-the others are zeroed in one operand, so that no head is moved to other lanes. Scores are computed as [M, Q]:
-sums over the attended positions then run along sublanes, which costs additions, where sums along lanes would
-cost shuffles. The backward pass computes the weights again.
+A program of the kernel holds whole rows of queries, keys and values with all heads, in the projections'
+layout [B, T, H * K]. Heads that share the 128 lanes of a register are multiplied together: one operand has
+the lanes of the other heads zeroed, so that no head is moved to other lanes. Scores are computed as [M, Q],
+so that sums over the attended positions run along sublanes and cost additions; sums along lanes would cost
+shuffles. The backward pass computes the weights again.
 """
 
 import functools
@@ -32,14 +32,14 @@ _FIRST_AXES = ((0,), (0,))
 
 
 class Segments(NamedTuple):
-    """Numbers of the segments that positions belong to, int32 [B, 1, Q] and [B, 1, M]; 0 is padding."""
+    """The segment numbers of positions, int32 [B, 1, Q] and [B, 1, M]; 0 is padding."""
 
     query: Array
     memory: Array
 
 
 def fits_kernel(query_length: int, memory_length: int, *, heads: int, size: int) -> bool:
-    """Tell whether the kernel can attend with heads of this size over rows of these lengths."""
+    """Return whether the kernel supports rows of these lengths and heads of this size."""
     whole = (LANES % size == 0 or size % LANES == 0) and heads * size % LANES == 0
     return (
         whole
@@ -58,16 +58,17 @@ def attend_rows(
     biases: tuple[Array, ...],
     segments: Segments,
 ) -> Array:
-    """Attend with queries over keys and values, with the scaling of equation 1: [B, Q, W], W = H * K.
+    """Return attention [B, Q, W], where W = H * K; scores are scaled by 1 / sqrt(K).
 
-    A query attends to the positions of its segment, and only to earlier ones and its own if `causal`. Where
-    it may attend to none, it averages all values.
+    A query attends to the positions of its segment, and if `causal` only to its own and earlier positions. A
+    query that may attend to no position gets the average of all values.
 
     Args:
       interpret: whether to run on a CPU, slowly.
       projected: queries [B, Q, W], keys and values [B, M, W].
-      biases: none, or those that were added to each of these as constants. The backward kernel sums their
-        gradients, of numbers that it has at hand; to read them again takes as long as a product.
+      biases: none, or the biases that were added to queries, keys and values as constants. The backward
+        kernel sums their gradients from numbers that it already holds; reading them again would take as long
+        as a product.
     """
     del biases
     output = jax.ShapeDtypeStruct(projected[0].shape, projected[0].dtype)
@@ -157,7 +158,7 @@ def _rows_of_program(projected: Sequence[Array], heads: int) -> int:
 
 
 class _Group(NamedTuple):
-    """The heads that share a register's lanes: where they begin, their width, and a mask for each head."""
+    """The heads that share a register's lanes: the first lane, number of lanes, and a mask per head."""
 
     start: int
     width: int
@@ -165,16 +166,16 @@ class _Group(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """The reference of queries, keys, values, results or their gradients, [rows, T, W]."""
+    """A reference to queries, keys, values, results or their gradients, [rows, T, W]."""
 
     array: Any
 
     def read(self, row: int, group: _Group) -> Array:
-        """Read a row's numbers of a group, [T, width]."""
+        """Read a row's lanes of a group of heads, [T, width]."""
         return self.array[row, slice(None), slice(group.start, group.start + group.width)]
 
     def write(self, row: int, group: _Group, numbers: Array) -> None:
-        """Write a row's numbers of a group."""
+        """Write a row's lanes of a group of heads."""
         place = row, slice(None), slice(group.start, group.start + group.width)
         self.array[place] = numbers.astype(self.array.dtype)
 
@@ -192,7 +193,7 @@ def _select(x: Array, lanes: Array | None) -> Array:
 
 
 def _join(parts: Sequence[Array], group: _Group) -> Array:
-    """Take the lanes of each head from its own product."""
+    """Join the products of a group: take the lanes of each head from the head's own product."""
     joined = parts[0]
     for part, lanes in zip(parts[1:], group.heads[1:], strict=True):
         assert lanes is not None
@@ -205,7 +206,7 @@ def _dot(x: Array, y: Array, axes: Any) -> Array:
 
 
 def _mask(query_segments: Any, memory_segments: Any, *, causal: bool) -> Array:
-    """Mark the positions that queries may attend to: bool [M, Q]."""
+    """Return which positions queries may attend to: bool [M, Q]."""
     length, memory_length = query_segments.shape[-1], memory_segments.shape[-1]
     shape = (memory_length, length)
     memory = jnp.broadcast_to(memory_segments, (length, memory_length)).T
@@ -228,9 +229,10 @@ def _weights(query: Array, keys: Array, mask: Array, group: _Group) -> list[Arra
 def _in_turns(
     turns: Sequence[tuple[int, _Group]], first: Callable[..., Any], second: Callable[..., None]
 ) -> None:
-    """Run first(row, group) and second(row, group, result) in each turn, the latter after the next first.
+    """Run first(row, group), then second(row, group, result) for each turn, overlapping consecutive turns.
 
-    So the products of one turn fill the time in which those of the other wait for their results.
+    `second` of a turn runs after `first` of the next turn, so that the products of one turn fill the time in
+    which the other turn waits for its results.
     """
     waiting: tuple[int, _Group, Any] | None = None
     for row, group in turns:

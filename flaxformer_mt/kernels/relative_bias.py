@@ -1,7 +1,7 @@
-"""Relative position biases of attention (T5, Raffel et al. 2020): a number for each head and distance.
+"""Relative position biases of attention (T5, Raffel et al. 2020): one number per head and distance bucket.
 
-Distances from a query to the position it attends to fall into buckets: one for each short distance, and wider
-ones up to a longest distance, beyond which all are alike.
+Distances from a query to the position it attends to fall into buckets: one bucket for each short distance,
+wider buckets up to a longest distance, and one bucket for all longer distances.
 """
 
 import dataclasses
@@ -19,10 +19,11 @@ from flaxformer_mt.shapes import Array
 )
 @dataclasses.dataclass(frozen=True)
 class RelativeBias:
-    """What attention adds to the scores of a query, by the distance of the position it attends to.
+    """The bias that attention adds to a score, by the distance from the query to the attended position.
 
-    table: float32 [buckets, H]. longest: distances from there on share a bucket. bidirectional: half of the
-    buckets are those of later positions; otherwise all later positions have the bucket of distance 0.
+    table: float32 [buckets, H]. longest: the distance from which all distances share a bucket. bidirectional:
+    whether half of the buckets are for later positions; otherwise all later positions use the bucket of
+    distance 0.
     """
 
     table: Array
@@ -30,7 +31,7 @@ class RelativeBias:
     bidirectional: bool
 
     def dense(self, queries: int, attended: int) -> Array:
-        """Compute the biases [1, H, Q, M] of consecutive positions, both counted from 0.
+        """Compute the biases [1, H, Q, M] of consecutive positions; queries and positions both start at 0.
 
         Each distance is looked up once; rows of the result are shifts of one another.
         """
@@ -44,7 +45,7 @@ class RelativeBias:
         return shifted[None, :, :, queries - 1 :]
 
     def of_ages(self, ages: Array) -> Array:
-        """Compute the biases [1, H, Q, M] of earlier positions by their ages [Q, M]; the query's is 0."""
+        """Compute the biases [1, H, Q, M] of earlier positions from ages [Q, M]; the query's age is 0."""
         by_age = jnp.asarray(self._find_buckets(-np.arange(self.longest + 1)))
         buckets = jnp.take(by_age, jnp.clip(ages, 0, self.longest), axis=0)
         return self._look_up(buckets).transpose(2, 0, 1)[None]
@@ -57,11 +58,11 @@ class RelativeBias:
 
 
 def find_buckets(distances: np.ndarray, count: int, longest: int, bidirectional: bool) -> np.ndarray:
-    """Find the bucket of each distance, which is the attended position minus that of the query; int32.
+    """Return the int32 bucket of each distance, which is the attended position minus the query's position.
 
     With 8 buckets and a longest distance of 20, distances -9 -3 -1 0 1 3 9 have buckets 3 2 1 0 5 6 7 if
-    bidirectional, and 6 3 1 0 0 0 0 otherwise. Logarithms are float32, as in the system that has trained the
-    models: exact ones would move distances at the ends of buckets.
+    bidirectional, and 6 3 1 0 0 0 0 otherwise. Logarithms are float32, as in the system that trained the
+    models: exact logarithms would move distances at the ends of buckets.
     """
     offset = np.zeros_like(distances)
     if bidirectional:

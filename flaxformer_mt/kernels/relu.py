@@ -1,4 +1,4 @@
-"""The rectifier of feed-forward layers with its bias and dropout, in one pass."""
+"""The ReLU of feed-forward layers with bias and dropout, in one pass."""
 
 import functools
 
@@ -18,8 +18,8 @@ def rectify_and_drop(
     Args:
       product: float32 [..., *features].
       bias: float32 [*features], or None.
-      key: of dropout at a rate; None: without dropout.
-      dtype: of the result.
+      key: the key for dropout at `rate`; None: no dropout.
+      dtype: the dtype of the result.
     """
     total = jax.nn.relu(product if bias is None else product + bias)  # a sum of 0 passes no gradient
     return (total if key is None else dropout(total, key, rate)).astype(dtype)
@@ -27,11 +27,11 @@ def rectify_and_drop(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def rectify(product: Array, bias: Array | None, key: Array | None, rate: float, dtype: DTypeLike) -> Array:
-    """Compute `rectify_and_drop`, with the gradient of its result's positive entries.
+    """Compute `rectify_and_drop`; the gradient passes where the result is positive.
 
-    So neither the sum nor the entries that dropout keeps are saved, or computed again: sums [1, -1, 2], of
-    which the last is dropped, become [1, 0, 0] times a factor, and the gradient of the first one passes. On
-    CPUs this takes 6% from the update of a small model in bfloat16.
+    So neither the sums nor the dropout mask are saved or computed again: sums [1, -1, 2], of which the last
+    is dropped, become [1, 0, 0] times a factor, and only the gradient of the first sum passes. On CPUs this
+    takes 6% off the training step of a small model in bfloat16.
     """
     return rectify_and_drop(product, bias, key, rate, dtype)
 

@@ -1,9 +1,9 @@
-"""Attention over short rows as one GPU kernel, with dropout and biases: no scores or weights in memory.
+"""Attention over short rows as one GPU kernel, with dropout and biases; stores no scores or weights.
 
-Written in Pallas for Triton. A program of the forward kernel has a head's block of queries and goes through
-tiles of keys; one of the backward kernel has a tile of keys, goes through all blocks of queries, and computes
-the weights again. Dropout's numbers are those of `dropout` for weights [B, H, Q, M], hashed where they are
-used.
+Written in Pallas for Triton. A program of the forward kernel has one head's block of queries and loops over
+tiles of keys. A program of the backward kernel has a tile of keys, loops over all blocks of queries, and
+computes the weights again. Random numbers equal those that `dropout` uses for weights [B, H, Q, M]; they are
+hashed where they are used.
 """
 
 import functools
@@ -34,9 +34,9 @@ _FIRST_AXES = ((0,), (0,))
 
 
 class Rule(NamedTuple):
-    """What is fixed at compile time: whether later positions are masked, and the factor of the scores.
+    """Settings fixed at compile time: whether later positions are masked, and the factor of the scores.
 
-    rate: of dropout. interpret: whether to run on a CPU, slowly.
+    rate: the dropout rate. interpret: whether to run on a CPU, slowly.
     """
 
     causal: bool
@@ -46,11 +46,11 @@ class Rule(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Arrays beside queries, keys and values.
+    """The input arrays other than queries, keys and values.
 
-    query_segments, memory_segments: int32 [B, Q] and [B, M]; 0 is padding. key: two words of dropout's key.
-    first_numbers: uint32 [B, H], from which dropout counts the weights of a row's head. bias: float32 [H, Q,
-    M].
+    query_segments, memory_segments: int32 [B, Q] and [B, M]; 0 is padding. key: the two words of the dropout
+    key. first_numbers: uint32 [B, H], the number of the first weight of each row and head, for dropout. bias:
+    float32 [H, Q, M].
     """
 
     query_segments: Array
@@ -61,16 +61,16 @@ class Inputs(NamedTuple):
 
 
 def fits_kernel(memory_length: int, *, size: int) -> bool:
-    """Tell whether the kernel can attend to rows of this length with heads of this size."""
+    """Return whether the kernel supports rows of this length and heads of this size."""
     return size in HEAD_SIZES and 0 < memory_length <= MAX_LENGTH
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attend_rows(rule: Rule, heads: tuple[Array, Array, Array], inputs: Inputs) -> Array:
-    """Attend with queries [B, Q, H, K] over keys and values [B, M, H, K]: [B, Q, H, K].
+    """Return attention [B, Q, H, K] of queries [B, Q, H, K] over keys and values [B, M, H, K].
 
-    A query attends to the positions of its segment, and only to earlier ones and its own if `causal`. Where
-    it may attend to none, it averages all values.
+    A query attends to the positions of its segment, and if `causal` only to its own and earlier positions. A
+    query that may attend to no position gets the average of all values.
     """
     return _attend_forward(rule, heads, inputs)[0]
 
@@ -112,7 +112,7 @@ attend_rows.defvjp(_attend_forward, _attend_backward)
 
 
 class _Tiles(NamedTuple):
-    """How a row is divided: blocks of queries and tiles of keys, and how many tiles there are."""
+    """How a row is divided: the sizes of query blocks and of key tiles, and the number of tiles."""
 
     rule: Rule
     block: int
@@ -142,10 +142,10 @@ def _call(
     extra: dict[str, Sequence[Array]],
     results: dict[str, Sequence[Any]],
 ) -> Sequence[Array]:
-    """Run a kernel, whose programs go through `group` rows of the batch each.
+    """Run a kernel, whose programs each loop over `group` rows of the batch.
 
-    The last axis of the grid has the blocks of queries of the forward kernel, and the tiles of keys of the
-    backward kernel. `extra` and `results` have arrays by the form of their blocks.
+    The last axis of the grid indexes the blocks of queries in the forward kernel, and the tiles of keys in
+    the backward kernel. `extra` and `results` map the form of a block to arrays.
     """
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
@@ -155,7 +155,7 @@ def _call(
     memory = tiles.tile * tiles.number if forward else tiles.tile
 
     def of(axis: int, number: Any) -> Any:
-        """Return the place of a program along the queries (0) or the keys (1)."""
+        """Return the program's position along the queries (0) or the keys (1)."""
         return number if forward == (axis == 0) else 0
 
     blocks = {
@@ -198,10 +198,10 @@ def _call(
 
 
 class _Program(NamedTuple):
-    """A program: where its queries and keys begin in their rows, and its arrays beside heads.
+    """A program: where its queries and keys begin in their rows, and its other input arrays.
 
-    Methods take the row of its group that they read, (index,) or () of one row, and the place of a block or
-    tile among what the program has.
+    Methods take the row of the group, (index,) or () if there is only one row, and the place of a block or
+    tile within the program.
     """
 
     tiles: _Tiles
@@ -211,12 +211,12 @@ class _Program(NamedTuple):
     triton: Any
 
     def read(self, array: Any, row: Any, place: Any, *, of_queries: bool = True) -> Array:
-        """Read queries [block, K], keys [tile, K] or statistics of queries [block]; what is outside is 0."""
+        """Read queries [block, K], keys [tile, K] or query statistics [block]; positions outside are 0."""
         index, inside = self._find(array, row, place, of_queries)
         return self.triton.load(index, mask=inside, other=0)
 
     def write(self, array: Any, row: Any, place: Any, numbers: Array, *, of_queries: bool = True) -> None:
-        """Write what `read` reads."""
+        """Write numbers to the positions that `read` would read."""
         index, inside = self._find(array, row, place, of_queries)
         self.triton.store(index, numbers.astype(array.dtype), mask=inside)
 
@@ -228,7 +228,7 @@ class _Program(NamedTuple):
         return array.at[*row, part, :], inside[:, None]
 
     def score(self, row: Any, places: tuple[Any, Any], query: Array, keys: Array) -> tuple[Array, Array]:
-        """Return the scores of a block and a tile, float32, and which of them are not masked."""
+        """Return float32 scores of a block of queries with a tile of keys, and a mask of allowed scores."""
         inputs = self.inputs
         segments = self.read(inputs.query_segments, row, places[0])
         others = self.read(inputs.memory_segments, row, places[1], of_queries=False)
@@ -244,7 +244,7 @@ class _Program(NamedTuple):
         return jnp.where((positions < self._lengths[1])[None], scores, -jnp.inf), attended
 
     def drop(self, row: Any, places: tuple[Any, Any], numbers: Sequence[Array]) -> list[Array]:
-        """Drop and rescale numbers [block, tile] as `dropout` does the weights that they belong to."""
+        """Drop and rescale numbers [block, tile] as `dropout` does for the weights at the same positions."""
         rate = self.tiles.rule.rate
         if not rate:
             return list(numbers)
@@ -256,7 +256,7 @@ class _Program(NamedTuple):
         return [jnp.where(kept, x * dropout_scale(rate), 0.0) for x in numbers]
 
     def add_to(self, sums: Any, row: Any, places: tuple[Any, Any], numbers: Array) -> None:
-        """Add to sums in memory that no other program sees; the first row of a group begins them."""
+        """Add to sums in memory that only this program uses; the first row of a group overwrites them."""
         index, inside = self._find_scores(sums, places)
         if row:
             numbers = numbers + self.triton.load(index, mask=inside & (row[0] > 0), other=0.0)
@@ -281,7 +281,7 @@ class _Program(NamedTuple):
 
 
 def _go_through(count: int, step: int, compute: Callable[[Any, Any], Any], state: Any) -> Any:
-    """Apply compute(place, state) at 0, step, 2 * step, ..."""
+    """Apply compute(place, state) at places 0, step, 2 * step, ..., `count` times."""
     if count == 1:
         return compute(0, state)
     return jax.lax.fori_loop(0, count, lambda number, state: compute(number * step, state), state)
@@ -297,7 +297,7 @@ def _forward(program: _Program, group: int, heads: Sequence[Any], others: Sequen
     query, tiles = program.read(heads[0], (), 0), program.tiles
 
     def add(place: Any, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        """Add a tile to averages that are not divided yet (Milakov and Gimelshein 2018)."""
+        """Add a tile of keys to the unnormalized running averages (Milakov and Gimelshein 2018)."""
         averages, highest, total = state
         keys, values = (program.read(x, (), place, of_queries=False) for x in heads[1:])
         scores, _ = program.score((), (0, place), query, keys)

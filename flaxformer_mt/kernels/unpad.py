@@ -1,8 +1,8 @@
-"""Batches without padding: on a CPU a padded token costs as much as a real one.
+"""Removes padding from batches, because on a CPU a padding token costs as much as a real one.
 
-A batch without padding has fewer rows of the same length, in which sentences follow each other without regard
-to the ends of rows, and its `*_segments` are `Places`. Layers that compute each token by itself need nothing
-else; attention restores the rows of sentences, and removes their padding again (attention_kernels.py).
+A batch without padding has fewer rows of the same length. Sentences follow each other across the ends of
+rows, and `*_segments` of the batch are `Places`. Layers that compute each token separately work unchanged;
+attention restores one sentence per row, and removes the padding again afterwards (attention_kernels.py).
 """
 
 import functools
@@ -19,11 +19,11 @@ _OF_TARGET_TOKENS = {*Batch._fields[Batch._fields.index("target_positions") + 1 
 
 
 class Places(NamedTuple):
-    """Where the slots of an array with padding, [B, T], are in one without, [R, T], and the reverse.
+    """Maps between the slots of an array with padding, [B, T], and the entries of one without, [R, T].
 
-    slots: flat index of each entry's slot: those of real tokens, in order, and then some of the padding.
-    entries: flat index of each slot's entry; slots of padding without one have numbers beyond the entries.
-    is_token: whether a slot has a token.
+    slots: the flat slot index of each entry: first the slots of real tokens in order, then some padding
+    slots. entries: the flat entry index of each slot; a padding slot without an entry has an index beyond the
+    entries. is_token: whether a slot has a token.
     """
 
     slots: Int[Array, "R T"]
@@ -32,11 +32,11 @@ class Places(NamedTuple):
 
 
 def unpad(batch: Batch, sizes: tuple[int, int]) -> Batch:
-    """Take the tokens of a batch of one sentence per row, with little padding.
+    """Remove most padding from a batch that has one sentence per row.
 
     Args:
-      sizes: numbers of source and of target tokens that the arrays have: at least as many as there are, and
-        multiples of the lengths of the rows. The array of alignments stays as it is.
+      sizes: the numbers of source and of target entries to keep: at least the numbers of real tokens, and
+        multiples of the row lengths. The array of alignments is not changed.
     """
     source = find_places(jnp.asarray(batch.source_mask), sizes[0])
     target = find_places(jnp.asarray(batch.target_mask), sizes[1])
@@ -64,7 +64,7 @@ def unpad(batch: Batch, sizes: tuple[int, int]) -> Batch:
 
 @typed
 def find_places(is_token: Bool[Array, "B T"], size: int) -> Places:
-    """Find the places of a batch's tokens, of which there are at most `size`, a multiple of T.
+    """Return the places of a batch's tokens; there are at most `size` tokens, and `size` is a multiple of T.
 
     [[1 1 0] [1 0 0]] with size 3 gives slots [[0 1 3]] and entries [[0 1 3] [2 4 5]].
     """
@@ -78,7 +78,7 @@ def find_places(is_token: Bool[Array, "B T"], size: int) -> Places:
 
 
 def remove_padding(x: Array, places: Places) -> Array:
-    """Take the entries [R, T, ...] of x [B, T, ...]."""
+    """Take the entries [R, T, ...] from x [B, T, ...]."""
     x = jnp.asarray(x)
     flat, slots = x.reshape(-1, *x.shape[2:]), places.slots
     taken = _take_slots(flat, places) if jnp.issubdtype(x.dtype, jnp.inexact) else flat[slots.ravel()]
@@ -86,7 +86,7 @@ def remove_padding(x: Array, places: Places) -> Array:
 
 
 def restore_padding(x: Array, places: Places) -> Array:
-    """Put the entries of x [R, T, ...] into their slots, [B, T, ...]; slots without one are 0."""
+    """Put the entries x [R, T, ...] into their slots, [B, T, ...]; slots without an entry are 0."""
     taken = _take_entries(x.reshape(-1, *x.shape[2:]), places)
     return taken.reshape(*places.entries.shape, *x.shape[2:])
 

@@ -1,4 +1,4 @@
-"""sacreBLEU's tokenizers for BLEU: the one that a language, or the script of a text, needs."""
+"""sacreBLEU's tokenizers for BLEU: chooses the one that a language, or the script of a text, needs."""
 
 import functools
 import typing
@@ -28,11 +28,11 @@ SCRIPT_SAMPLE = 200
 def choose_tokenizer(
     language: str, tokenize: str, *, references: Sequence[str] = (), warn: Callable[[str], None]
 ) -> str:
-    """The tokenizer for BLEU of translations into a language, such as "zh" for "auto" and "zh_CN".
+    """Return the BLEU tokenizer for translations into a language, such as "zh" for "auto" and "zh_CN".
 
-    auto: 13a for languages that are written with spaces between words, else sacreBLEU's own for the language,
-    or char if that is not installed. The script of the first 200 references counts if the code of a language
-    tells nothing. Warns of a tokenizer that is absent or does not suit the language.
+    auto: 13a for languages that are written with spaces between words; for other languages sacreBLEU's
+    tokenizer for the language, or char if it is not installed. If the language code does not decide, the
+    script of the first 200 references does. Warns if a tokenizer is absent or does not suit the language.
     """
     fitting = _find_fitting(language)
     is_unknown = fitting == "13a" and (fitting := find_tokenizer(references[:SCRIPT_SAMPLE])) != "13a"
@@ -58,7 +58,7 @@ def choose_tokenizer(
 
 
 def _find_fitting(language: str) -> str:
-    """The tokenizer by the script in a language's code, if there is one, else by the language."""
+    """Return the tokenizer for the script named in a language code, else for the language."""
     base, *rest = language.lower().replace("-", "_").split("_")
     scripts = [part for part in rest if len(part) == 4 and part.isalpha()]
     found = (name for name, codes in _TOKENIZERS.items() if (*scripts, base)[0] in codes.split())
@@ -66,7 +66,7 @@ def _find_fitting(language: str) -> str:
 
 
 def find_tokenizer(texts: Sequence[str]) -> str:
-    """Return the tokenizer that the script of most letters of texts needs; Japanese has some kana."""
+    """Return the tokenizer for the script of most letters in the texts; kana indicate Japanese."""
     counts = count_scripts(texts)
     if 2 * counts["HANGUL"] > counts.total():
         return "ko-mecab"
@@ -78,13 +78,13 @@ def find_tokenizer(texts: Sequence[str]) -> str:
 
 
 def choose_sentence_tokenizer(texts: Sequence[str]) -> str:
-    """Return the tokenizer for BLEU of single sentences, by their script."""
+    """Return the tokenizer for BLEU of single sentences, according to their script."""
     return _replace_missing(find_tokenizer(texts))
 
 
 @functools.cache
 def _replace_missing(tokenize: str) -> str:
-    """Return a tokenizer, or char with one warning if it is not installed."""
+    """Return the tokenizer; if it is not installed, warn once and return char."""
     try:
         make_bleu(False, tokenize)
     except UserError as error:

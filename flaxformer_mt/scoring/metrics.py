@@ -1,6 +1,6 @@
-"""Scores of translations: those of sacreBLEU, and of scorers from outside, by name.
+"""Scores of translations by name: sacreBLEU's metrics, and external scorers.
 
-All metrics are sacreBLEU's classes; the score of a corpus by an outside scorer is the mean of its sentences.
+All metrics are sacreBLEU classes; an external scorer's corpus score is the mean over sentences.
 """
 
 import functools
@@ -17,7 +17,7 @@ from flaxformer_mt.scoring.outside_scorers import UNKNOWN, OutsideScorer, Scorer
 
 
 class Metric(NamedTuple):
-    """A score of a corpus: its name for people, sacreBLEU's metric, and whether it is quick."""
+    """A corpus score: its display title, a function that makes the metric, and whether it is quick."""
 
     title: str
     # From whether to ignore case, and the tokenizer for BLEU; effective_order=True: for single sentences.
@@ -35,7 +35,7 @@ def _make_chrf(lowercase: bool, tokenize: str, *, word_order: int = 0, **options
 
 
 def _make_ter(lowercase: bool, tokenize: str, **options: Any) -> Any:
-    """TER always ignores case, and takes most time; of Chinese and Japanese, it counts characters."""
+    """Make TER, the slowest metric; it always ignores case and counts characters in Chinese and Japanese."""
     from sacrebleu.metrics.ter import TER
 
     by_character = tokenize in ("zh", "ja-mecab", "char")  # sacreBLEU separates them only with both options
@@ -65,7 +65,7 @@ def all_metrics() -> dict[str, Metric]:
 
 
 def find_metric(name: str, where: str) -> Metric:
-    """Return a metric by its name; `where` says who asks for it, as in "--rerank"."""
+    """Return a metric by its name; `where` names the option for error messages, as in "--rerank"."""
     known = all_metrics()
     if name not in known:
         hint = suggest(name, known, otherwise=f"built in: {', '.join(known)}")
@@ -77,7 +77,7 @@ def find_metric(name: str, where: str) -> Metric:
 
 
 def add_scorer(scorer: OutsideScorer) -> str:
-    """Add a scorer to the metrics, in place of one of the same name; return this name."""
+    """Add a scorer to the metrics, replacing any of the same name; return the name."""
     name, old = scorer.name, _OTHERS.get(scorer.name)
     if name in METRICS or name in _RESERVED or (old is not None and old.scorer is None):
         raise UserError(
@@ -91,7 +91,7 @@ def add_scorer(scorer: OutsideScorer) -> str:
 
 
 def add_spbleu(file: str) -> None:
-    """Add spBLEU, with the subwords of a SentencePiece model."""
+    """Add spBLEU, which compares the subwords of a SentencePiece model."""
     from sentencepiece import SentencePieceProcessor
 
     processor = SentencePieceProcessor()
@@ -114,7 +114,7 @@ def add_spbleu(file: str) -> None:
 
 
 def _make_mean(scorer: OutsideScorer, lowercase: bool, tokenize: str) -> Any:
-    """The mean of a scorer over sentences, as a metric of sacreBLEU: with intervals and tests."""
+    """Make a sacreBLEU metric of a scorer's mean over sentences; it supports intervals and tests."""
     from sacrebleu.metrics.base import Metric as SacreMetric
     from sacrebleu.metrics.base import Score
 
@@ -190,9 +190,9 @@ def score_translations(
     only: Sequence[str] = QUICK,
     direction: Direction = UNKNOWN,
 ) -> Scores:
-    """The quick metrics of detokenized hypotheses, or `only` some; BLEU with the tokenizer `tokenize`.
+    """Score detokenized hypotheses with the metrics `only`; `tokenize` is the tokenizer for BLEU.
 
-    Scorers from outside need the sources, and runs the languages.
+    External scorers need the sources; scorers that are runs also need the languages in `direction`.
     """
     check_lines(hypotheses, references)
     metrics = make_metrics(only, lowercase, tokenize, sources, references, direction)
@@ -213,10 +213,10 @@ def score_sentences(
     where: str = "score_sentences",
     direction: Direction = UNKNOWN,
 ) -> list[float]:
-    """The score of each sentence, the higher the better: TER is negative.
+    """Return the score of each sentence, the higher the better; TER is therefore negative.
 
-    The tokenizer of BLEU is the one for the script of the references. `where` says who asks, for messages.
-    `direction`: the languages of sources and hypotheses, which runs need.
+    BLEU uses the tokenizer for the script of the references. `where` names the caller in error messages.
+    `direction` holds the languages of sources and hypotheses, which scorers that are runs need.
     """
     metric = find_metric(name, where)
     if metric.scorer is not None:
@@ -235,7 +235,7 @@ def score_sentences(
 def try_scorers(
     names: Iterable[str], where: str, *, with_references: bool = True, direction: Direction = UNKNOWN
 ) -> None:
-    """Ask each outside scorer for a score, so that a broken one fails before the work begins."""
+    """Score one text with each external scorer, so that a broken scorer fails before the work begins."""
     for name in names:
         if find_metric(name, where).scorer is not None or not with_references:
             references = ["1"] if with_references else None

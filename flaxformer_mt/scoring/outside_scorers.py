@@ -1,7 +1,8 @@
-"""Scorers from outside: programs that are kept running, and functions in Python.
+"""External scorers: programs that are kept running, and Python functions.
 
-A program reads one JSON object per line (`source`, `hypothesis`, `reference` if there is one, and `left`, the
-number of lines that follow before it has to answer) and writes one number per line, the higher the better.
+A program reads one JSON object per line and writes one number per line, the higher the better. The object has
+the fields `source`, `hypothesis`, `reference` (if there is one) and `left`, the number of lines that follow
+before the program must answer.
 """
 
 import atexit
@@ -36,7 +37,7 @@ _ENDING, _SURPLUS = 2.0, 0.02
 
 @dataclass(frozen=True)
 class OutsideScorer:
-    """A scorer with its name and what defines it; what it returns is checked."""
+    """An external scorer with its name and definition; the scores that it returns are checked."""
 
     name: str
     definition: str
@@ -72,10 +73,10 @@ class OutsideScorer:
 
 
 class ScorerProgram:
-    """A program that is started when it is first asked, and kept running; threads take turns."""
+    """A program that is started at the first call and kept running; calls from several threads take turns."""
 
     def __init__(self, command: Sequence[str], limit: float) -> None:
-        """Start nothing yet; a program that answers nothing for `limit` seconds is ended."""
+        """Start nothing yet; a program that does not answer within `limit` seconds is terminated."""
         self._command, self._limit, self._lock = command, limit, threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         atexit.register(self.close)
@@ -165,7 +166,7 @@ class ScorerProgram:
         return f", saying {last[:200]!r}" if last else ", without a word"
 
     def close(self) -> None:
-        """End the program; the next call starts it again."""
+        """Terminate the program; the next call starts it again."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -193,7 +194,7 @@ def _read(stream: Any, take: Callable[[str | None], object]) -> None:
 
 
 def import_function(module: str, name: str) -> ScoreTexts:
-    """Import a function of a module, which may be in the working folder."""
+    """Import a function from a module, which may be in the working directory."""
     sys.path.insert(0, os.getcwd())
     try:
         function = getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""Filters of pairs by scores: "kiwi>=0.4", "kiwi best 80%"."""
+"""Filters for sentence pairs by score: "kiwi>=0.4", "kiwi best 80%"."""
 
 import itertools
 import re
@@ -14,14 +14,14 @@ _SCORED = 4096
 
 
 class ScoreFilter(NamedTuple):
-    """Which pairs a score keeps: those that have at least `least`, or the best `share` of all."""
+    """Keeps the pairs whose score is at least `least`, or the `share` of all pairs with the best scores."""
 
     name: str
     least: float | None
     share: float
 
     def keep(self, pairs: Iterable[tuple[str, str]], direction: Direction) -> list[bool]:
-        """Whether to keep each pair of source and target; of equal ones, the first are the best."""
+        """Return whether to keep each pair of source and target; of equal scores, the first are the best."""
         rows, scores = iter(pairs), list[float]()
         while chunk := list(itertools.islice(rows, _SCORED)):
             sources, targets = zip(*chunk, strict=True)
@@ -34,7 +34,7 @@ class ScoreFilter(NamedTuple):
 
 
 def read_filters(texts: Sequence[str], where: str) -> list[ScoreFilter]:
-    """Read "kiwi>=0.4", a threshold, and "kiwi best 80%", a share."""
+    """Parse filters such as "kiwi>=0.4", a threshold, and "kiwi best 80%", a share."""
     filters = []
     for text in texts:
         match = re.fullmatch(

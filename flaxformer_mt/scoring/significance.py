@@ -1,4 +1,4 @@
-"""Confidence intervals and paired significance tests of corpus scores, which are sacreBLEU's."""
+"""Confidence intervals and paired significance tests of corpus scores, computed by sacreBLEU."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from flaxformer_mt.scoring.outside_scorers import UNKNOWN
 
 @dataclass(frozen=True)
 class ResamplingOptions:
-    """How scores are resampled for confidence intervals and significance tests."""
+    """Options of resampling for confidence intervals and significance tests."""
 
     # Number of bootstrap samples, for confidence intervals and for the paired bootstrap test; 0: none.
     samples: int = 0
@@ -31,8 +31,8 @@ class ResamplingOptions:
 class ResampledScore(NamedTuple):
     """A system's score on a set of sentences, and on resampled sets of the same sentences.
 
-    mean: over the samples. ci: half the width of the 95% confidence interval around this mean. p_value: the
-    probability of a difference this large from the first system if both were equally good.
+    mean: the mean over the samples. ci: half the width of the 95% confidence interval around this mean.
+    p_value: the probability of a difference this large from the first system if both were equally good.
     """
 
     score: float
@@ -42,7 +42,7 @@ class ResampledScore(NamedTuple):
 
 
 class Resampling(NamedTuple):
-    """Scores of several systems by metric, and signatures, with the samples and the seed, and without."""
+    """Scores of several systems by metric, and metric signatures with and without resampling parameters."""
 
     # One dict per system, in the given order.
     systems: tuple[dict[str, ResampledScore], ...]
@@ -61,12 +61,12 @@ def resample_scores(
     only: Sequence[str] = tuple(METRICS),
     direction: Direction = UNKNOWN,
 ) -> Resampling:
-    """Scores and confidence intervals of all systems, and paired tests of the first against each other one.
+    """Return scores and confidence intervals of all systems, and tests of the first against each other one.
 
-    sacreBLEU has the seed 12345, or that of SACREBLEU_SEED. Scores that are exactly equal get the p-value 1:
-    sacreBLEU counts only differences larger than the observed one, and would report its smallest p-value if
-    no sample has a larger one. Without samples there are no intervals. Scorers from outside need the sources,
-    runs the languages, and both may do without references.
+    sacreBLEU uses the seed 12345, or the value of SACREBLEU_SEED. Equal scores get the p-value 1: sacreBLEU
+    counts only differences larger than the observed one, and would report its smallest p-value if no sample
+    has a larger one. Without samples, there are no intervals. External scorers need the sources, and scorers
+    that are runs need the languages; both work without references.
     """
     from sacrebleu.significance import PairedTest
 

@@ -1,7 +1,8 @@
 """Search for translations: greedy search, beam search, sampling and continuous batching.
 
-A search sees token ids and a callable `next_logits(tokens, cache) -> (logits, cache)`. Imports neither models
-nor vocabularies (tests enforce this).
+A search handles token ids and a callable `next_logits(tokens, cache) -> (logits, cache)`. This package
+imports neither models nor vocabularies (tests enforce this). Axis letters such as B and W are defined in
+shapes.py.
 """
 
 from flaxformer_mt.config.checks import search_width

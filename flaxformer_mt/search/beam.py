@@ -22,7 +22,7 @@ from flaxformer_mt.shapes import Array, Cache
 def start_beams(task: Task, cache: Cache, lines: Lines) -> State:
     """Return the state before the first token, with one live (empty) prefix in each group of beams.
 
-    More live prefixes would stay copies of each other.
+    Several live prefixes of a group would remain copies of each other.
     """
     options, batch, width = task.options, lines.max_lengths.shape[0], task.width
     slots = options.diversity_groups * min(task.n_best, width // options.diversity_groups)
@@ -53,9 +53,9 @@ def start_beams(task: Task, cache: Cache, lines: Lines) -> State:
 def advance_beams(task: Task, state: State) -> State:
     """Extend every live prefix of every sentence by one token.
 
-    The W best continuations of all live prefixes stay. Continuations that end in eos leave the beam for the
-    pool of finished hypotheses, so a search of width 1 is greedy search. The results of a sentence that is
-    done stay unchanged while other sentences of the batch continue.
+    The W best continuations of all live prefixes stay in the beam. Continuations that end in eos move from
+    the beam to the pool of finished hypotheses, so a search of width 1 is greedy search. The results of a
+    finished sentence do not change while other sentences of the batch continue.
     """
     logits, cache = task.next_logits(state.last, state.cache)
     coverage = None
@@ -79,9 +79,9 @@ def advance_beams(task: Task, state: State) -> State:
 
 
 def _choose(task: Task, state: State, logits: Array) -> Chosen:
-    """Choose the continuations that stay; `parents` index the beams of all groups together.
+    """Choose the continuations that stay; `parents` are indices into the beams of all groups.
 
-    Logits [B, 1, V] apply to all beams, as before the first token.
+    Logits of shape [B, 1, V] apply to all beams, as before the first token.
     """
     groups = task.options.diversity_groups
     if groups > 1 or needs_mask(task, state):
@@ -114,7 +114,7 @@ def _choose(task: Task, state: State, logits: Array) -> Chosen:
 
 
 def _extend(log_probs: Array, steps: Array, tokens: Array, discount: Array | None) -> Chosen:
-    """Choose the W best continuations of prefixes [B, W] by candidates [B, W or 1, C]."""
+    """Choose the W best continuations of prefixes [B, W] among candidate next tokens [B, W or 1, C]."""
     (batch, width), count = log_probs.shape, tokens.shape[-1]
     tokens = jnp.broadcast_to(tokens, (batch, width, count))
     scores = (log_probs[:, :, None] + steps).reshape(batch, -1)
@@ -156,7 +156,7 @@ def _collect(task: Task, state: State) -> State:
 
 
 def _score(task: Task, state: State, lengths: Array) -> Array:
-    """Return the scores [B, W] of the prefixes as hypotheses of these lengths."""
+    """Return the scores [B, W] of the prefixes as if they were hypotheses of these lengths."""
     scores = state.log_probs / length_penalty(lengths, task.options)
     if state.coverage is not None:
         scores = scores + coverage_penalty(state.coverage, state.lines.source_mask, task.options)
@@ -164,7 +164,7 @@ def _score(task: Task, state: State, lengths: Array) -> Array:
 
 
 def _join(*trees: Any) -> Any:
-    """Return the slots or beams of all trees."""
+    """Concatenate trees of slots or beams along axis 1."""
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), *trees)
 
 
@@ -179,14 +179,14 @@ def _part(tree: Any, group: int, groups: int) -> Any:
 
 
 def _merge(pool: SearchResult, offered: SearchResult) -> SearchResult:
-    """Return the best of the pool and the offered hypotheses, one per slot of the pool (-inf: none)."""
+    """Return the best hypotheses of both the pool and the offered ones, as many as the pool has slots."""
     both = _join(pool, offered)
     _, chosen = jax.lax.top_k(both.scores, pool.scores.shape[1])
     return jax.tree.map(lambda leaf: take_beams(leaf, chosen), both)
 
 
 def _freeze(before: State, after: State) -> State:
-    """Return `after`, with the fields that results are made of as in `before` for sentences that are done."""
+    """Return `after`, but restore the fields that determine results from `before` for finished sentences."""
 
     def keep(old: Array, new: Array) -> Array:
         return jnp.where(jnp.expand_dims(before.done, range(1, old.ndim)), old, new)
@@ -197,12 +197,12 @@ def _freeze(before: State, after: State) -> State:
 
 
 def _is_done(task: Task, state: State) -> Array:
-    """Return which sentences [B] are at their length limit or have no live prefix that can enter the pool.
+    """Return for each sentence [B] whether it is finished.
 
-    What a live prefix can reach is bounded for lengths up to `likely_lengths`, or up to its next length if
-    that is longer: without a finished hypothesis, search goes on to the limit.
-
-    With inexact stopping, a sentence is also done once patience * width of its hypotheses have ended.
+    It is finished at its length limit, or when no live prefix can reach a score that enters the pool. The
+    bound on this score considers lengths up to `likely_lengths`, or up to the prefix's next length if that is
+    longer. A sentence without a finished hypothesis is searched up to its limit. With inexact stopping, a
+    sentence is also finished once patience * width of its hypotheses have ended.
     """
     assert state.finished is not None
     limits, groups = state.lines.max_lengths, task.options.diversity_groups
@@ -222,8 +222,8 @@ def _is_done(task: Task, state: State) -> Array:
 def _reorder(cache: Cache, parents: Array, position: Array) -> Cache:
     """Return the cache reordered so that beam w continues beam parents[b, w]; parents are [B, W].
 
-    For a model that follows `ancestors`, cached tokens stay where they were written and only beam indices
-    move.
+    For a model that follows `ancestors`, cached tokens stay where they were written and only the ancestors'
+    beam indices are reordered.
     """
     if cache.ancestors is None:
         return cache._replace(per_beam=jax.tree.map(lambda leaf: take_beams(leaf, parents), cache.per_beam))
@@ -231,7 +231,7 @@ def _reorder(cache: Cache, parents: Array, position: Array) -> Cache:
 
 
 def finish_beams(task: Task, state: State) -> SearchResult:
-    """Return the n_best hypotheses: those of the pool, then the best prefixes cut off at the length limit."""
+    """Return the n_best hypotheses: first the pool, then the best prefixes that the length limit cut off."""
     assert state.finished is not None
     pool = state.finished._replace(tokens=state.in_order(state.finished.tokens))
     state = state._replace(tokens=state.in_order(state.tokens))
@@ -261,7 +261,7 @@ def finish_beams(task: Task, state: State) -> SearchResult:
 
 
 def _seen_before(tokens: Array, kind: Array, scores: Array) -> Array:
-    """Return which hypotheses [B, N] duplicate a higher-ranked hypothesis of another group."""
+    """Return for each hypothesis [B, N] whether it duplicates a higher-ranked one of another group."""
     positions = jnp.arange(kind.shape[1])
     rank = jnp.argsort(jnp.lexsort((jnp.broadcast_to(positions, kind.shape), -scores, kind), axis=1), axis=1)
     same = (tokens[:, :, None] == tokens[:, None, :]).all(axis=-1) & (kind < 3)[:, None, :]

@@ -19,7 +19,7 @@ _LANES = (16, 8)
 def mask_logits(
     logits: Float[Array, "B W V"], *, banned: tuple[int, ...], allowed: Bool[Array, "B #W V"] | None = None
 ) -> Float[Array, "B W V"]:
-    """Return float32 logits, -inf where a token is banned for all beams or not allowed for its beam."""
+    """Return float32 logits, -inf for tokens that are banned for all beams or not allowed for a beam."""
     permitted = np.ones(logits.shape[-1], bool)
     permitted[[token for token in banned if 0 <= token < permitted.size]] = False
     mask = jnp.asarray(permitted) if allowed is None else allowed & permitted
@@ -37,9 +37,10 @@ def top_candidates(
 ) -> tuple[Float[Array, "B W C"], Int[Array, "B W C"]]:
     """Return the `count` best next tokens of each beam: float32 log-probabilities, best first, and ids.
 
-    Banned and disallowed ids are never chosen but keep their probability: scores are those of the model. The
-    discount is subtracted before tokens are compared and stays subtracted in the result. A beam with a NaN
-    among its logits gets -inf for all tokens, so that it cannot displace a valid beam.
+    Banned and disallowed ids are never chosen but keep their probability, so scores equal the model's
+    log-probabilities. The discount is subtracted before tokens are compared, and stays subtracted in the
+    result. A beam with a NaN among its logits gets -inf for all tokens, so that it cannot displace a valid
+    beam.
     """
     if allowed is None and discount is None and count * chunk_size(logits.shape[-1]) < logits.shape[-1]:
         log_probs, tokens = _top_of_chunks(logits.astype(jnp.float32), count, banned)
@@ -52,11 +53,11 @@ def top_candidates(
 
 
 def _top_of_chunks(logits: Array, count: int, banned: tuple[int, ...]) -> tuple[Array, Array]:
-    """Compute `top_candidates` for few excluded ids: reads the logits twice and writes no copy of them.
+    """Compute `top_candidates` for few excluded ids: reads the logits twice and does not copy them.
 
-    The maxima of the chunks also serve the sum of exponentials, and excluded ids are masked only in the few
-    chunks that contain them. For 192 beams over 32,000 tokens on one CPU core this takes 3 ms; the matrix
-    product that computes the logits takes 71 ms.
+    The maxima of the chunks also serve to compute the sum of exponentials, and excluded ids are masked only
+    in the few chunks that contain them. For 192 beams over 32,000 tokens on one CPU core this takes 3 ms; the
+    matrix product that computes the logits takes 71 ms.
     """
     size = logits.shape[-1]
     chunks = _in_chunks(logits)
@@ -94,10 +95,10 @@ def top_k(values: Array, count: int) -> tuple[Array, Array]:
 
 
 def chunk_size(size: int) -> int:
-    """Return the number of entries of the chunks of `size` values: near 64, a divisor of `size` if possible.
+    """Return the chunk size for `size` values: near 64, a divisor of `size` if possible.
 
-    Chunks that divide the values are a view of them; others need a padded copy. 4,000 values have chunks of
-    80, 32,000 chunks of 64.
+    If the chunk size divides `size`, the chunks are a view of the values; otherwise they need a padded copy.
+    4,000 values have chunks of 80, 32,000 values have chunks of 64.
     """
     divisors = [one for one in range(_SMALLEST_CHUNK, _LARGEST_CHUNK + 1) if size % one == 0]
     for lanes in _LANES:
@@ -118,9 +119,9 @@ def _in_chunks(values: Array) -> Array:
 
 
 def _top_of_chosen(kept: Array, chosen: Array, count: int) -> tuple[Array, Array]:
-    """Return the largest values of chunks [..., C, L] and their indices in the full array.
+    """Return the largest values of the kept chunks [..., C, L], and their indices in the full array.
 
-    `chosen` [..., C] are the indices of the chunks.
+    `chosen` [..., C] are the indices of the kept chunks.
     """
     length = kept.shape[-1]
     best, where = jax.lax.top_k(kept.reshape(*kept.shape[:-2], -1), count)

@@ -1,7 +1,7 @@
-"""Continuous batching: a row whose line is done takes the next line of the queue.
+"""Continuous batching: when the search of a line ends, its row takes the next line of the queue.
 
 One compiled program searches a whole queue without communication with the host. Lines that are still active
-at its end continue with the next queue.
+when the program ends continue with the next queue.
 """
 
 import functools
@@ -35,7 +35,7 @@ class Leaf(NamedTuple):
     blank: int = 0
 
     def fit(self, size: "Size") -> tuple[int, ...]:
-        """Return the shape of the leaf in a state of a size."""
+        """Return the shape of the leaf in a state of this size."""
         shape = [size.rows, *self.shape]
         for axis, length in ((self.source, size.source_length), (self.time, size.capacity)):
             if axis is not None:
@@ -44,7 +44,7 @@ class Leaf(NamedTuple):
 
 
 class StateLayout(NamedTuple):
-    """Layout of the states of a search, whatever their size; a static argument of compiled programs."""
+    """Layout of the states of a search, independent of their size; a static argument of compiled programs."""
 
     leaves: tuple[Leaf, ...]
     structure: Any
@@ -59,22 +59,22 @@ class Size(NamedTuple):
 
 
 def pack(state: State) -> State:
-    """Broadcast scalars to one value per row: all leaves are [B, ...], as compiled programs need them."""
+    """Broadcast scalars to one value per row, because all leaves of compiled programs must be [B, ...]."""
     shape = state.done.shape
     cache = state.cache._replace(index=jnp.broadcast_to(state.cache.index, shape))
     return state._replace(step=jnp.broadcast_to(state.step, shape), cache=cache)
 
 
 def unpack(state: State) -> State:
-    """Invert `pack`."""
+    """Undo `pack`: replace the values that are equal in all rows by scalars."""
     return state._replace(step=state.step[0], cache=state.cache._replace(index=state.cache.index[0]))
 
 
 def find_layout(start: Callable[..., State], *arguments: Any, pad_id: int) -> StateLayout:
-    """Derive the layout of states from the changes of their shapes with source length and token capacity.
+    """Derive the layout of states from how their shapes change with source length and token capacity.
 
-    `start` returns a packed state for a source length, a token capacity and the arguments, of which only
-    shapes are evaluated. The rows of its cache have a start step each (`Cache.start_steps`).
+    `start` takes a source length, a token capacity and `arguments`, and returns a packed state; only the
+    shapes are evaluated. Each row of the state's cache must have its own start step (`Cache.start_steps`).
     """
     sizes = ((_SHORT, _SHORT), (_LONG, _SHORT), (_SHORT, _LONG))
     shapes = [jax.eval_shape(functools.partial(start, *size), *arguments) for size in sizes]
@@ -116,10 +116,10 @@ def _map(change: Callable[..., Array], layout: StateLayout, *states: State) -> S
 
 
 def put_rows(layout: StateLayout, state: State, rows: Array, lines: State) -> State:
-    """Write lines [N], which may have tokens already, into the rows [N] of an unpacked state.
+    """Write lines [N], which may already have tokens, into the rows [N] of an unpacked state.
 
-    Row indices out of range are dropped. If the lines' cache has one beam and the state's has more, the
-    lines' tokens are the same for all beams and are written to the first beam.
+    Row indices out of range are dropped. If the cache of the lines has one beam and the cache of the state
+    has more, a line's tokens are the same for all beams and are written to the first beam.
     """
     capacity, line_capacity = state.tokens.shape[2], lines.tokens.shape[2]
     first = (state.step - 1) % capacity
@@ -128,7 +128,7 @@ def put_rows(layout: StateLayout, state: State, rows: Array, lines: State) -> St
     available = (steps >= 0) & (steps >= lines.step - line_capacity)
 
     def place(line: Array, axis: int, spec: Leaf) -> Array:
-        """Return the line's tokens in the slots of the state, each in the first of the state's beams."""
+        """Move the line's tokens to their slots in the state, each in the first beam of its slot."""
         unit = spec.shape[axis - 1]
         own = line.shape[axis] // line_capacity
         split = line.reshape(*line.shape[:axis], line_capacity, own, *line.shape[axis + 1 :])
@@ -166,7 +166,7 @@ UNLIMITED = 2**31 - 1
 
 
 class QueueResult(NamedTuple):
-    """Output of the search of a queue: a state that continues with the next queue, and the results."""
+    """Result of searching a queue: a state that continues with the next queue, and hypotheses."""
 
     # Packed, or the leaves of it; rows whose lines are done are free.
     state: Any
@@ -195,7 +195,8 @@ class _Queue(NamedTuple):
 def begin_lines(task: Search, cache: Cache, lines: Lines) -> State:
     """Return the packed state of waiting lines before their first token.
 
-    Task and cache have a capacity of one token, the cache one beam; max_lengths are of the whole search.
+    The task and the cache have a capacity of one token, and the cache has one beam; max_lengths are the
+    limits for the whole search.
     """
     cache = cache._replace(start_steps=jnp.zeros(lines.max_lengths.shape, jnp.int32))
     if cache.ancestors is not None:
@@ -236,13 +237,13 @@ def search_queue(
 ) -> QueueResult:
     """Search `count` lines in the rows of a state, together with the lines that are already active there.
 
-    Whenever `refill` rows are free (fewer at the end of the queue), the next lines of the queue take them.
-    The search ends when no line waits and `final_free_rows` rows are free, or after `max_steps` steps. Lines
-    are independent of each other, so the result of each line equals the result of a search of all lines at
-    once.
+    Whenever `refill` rows are free (fewer at the end of the queue), the next lines of the queue take these
+    rows. The search ends when no line waits and `final_free_rows` rows are free, or after `max_steps` steps.
+    Lines are independent of each other, so the result of each line equals the result of searching all lines
+    at once.
 
     A line's max_lengths may exceed the task's max_length, which is the token capacity of the rows. A line
-    that needs more tokens is stopped at the capacity, and all its lengths are OVER_CAPACITY.
+    that needs more tokens is stopped at the capacity, and the lengths of its hypotheses are OVER_CAPACITY.
 
     With 2 free rows, refill 1, final_free_rows 2 and lines of 3, 1, 1 and 2 tokens, row 0 searches line 0 in
     steps 0 to 2; row 1 searches line 1 in step 0, line 2 in step 1, and line 3 in steps 2 and 3.
@@ -252,8 +253,8 @@ def search_queue(
       count: number of lines in the queue; the other rows of `lines` are padding.
       final_free_rows: number of free rows at which the search ends once no line waits.
       refill: number of free rows that are refilled together.
-      max_steps: maximum number of steps; with fewer steps than the whole queue needs, `count` must not exceed
-        the free rows, so that all lines of the queue are active when the search ends.
+      max_steps: maximum number of steps. If this is fewer than the whole queue needs, `count` must not exceed
+        the number of free rows, so that all lines of the queue are active when the search ends.
     """
     waiting_lines = unpack(lines)
     first_step = state.step[0]
@@ -277,7 +278,7 @@ def search_queue(
 
 
 def _start(state: State, num_lines: int) -> _Queue:
-    """Return the loop state before any line of the queue; lines of the state are numbered after the queue."""
+    """Return the loop state before any line of the queue; active lines of the state get the next numbers."""
     rows = jnp.arange(len(state.done))
     total = num_lines + len(rows)
     ended = jax.tree.map(
@@ -294,7 +295,7 @@ def _start(state: State, num_lines: int) -> _Queue:
 
 
 def _strip(state: State) -> State:
-    """Return the state without the contents of its cache, its largest part, which results do not need."""
+    """Return the state without its cached arrays, which take most memory; results do not need them."""
     return state._replace(cache=Cache((), (), state.cache.index, start_steps=state.cache.start_steps))
 
 
@@ -316,7 +317,7 @@ def _fill(layout: StateLayout, queue: _Queue, lines: State, count: Array, refill
 
 
 def _run(task: Search, queue: _Queue, free: Array, has_time: Callable[[State], Array]) -> _Queue:
-    """Advance the search until `free` rows are free, or no time is left."""
+    """Advance the search until `free` rows are free, or the maximum number of steps is reached."""
 
     def step(carry: tuple[State, Array]) -> tuple[State, Array]:
         state, outgrown = carry
@@ -331,7 +332,7 @@ def _run(task: Search, queue: _Queue, free: Array, has_time: Callable[[State], A
 
 
 def _collect(queue: _Queue, rows: Array) -> _Queue:
-    """Store what the results of the given rows need, if their lines are done, and mark these rows as free."""
+    """Store the results of those `rows` whose lines are done, and mark these rows as free."""
     total = len(queue.ended_outgrown)
     owners = jnp.where(queue.state.done[rows], queue.owners[rows], total)
     collected = take_rows(_strip(queue.state), rows)
@@ -354,7 +355,7 @@ def _finish(task: Search, queue: _Queue) -> QueueResult:
 
 
 def align_prefixes(prefixes: Array, *, bos_id: int, pad_id: int) -> tuple[Array, Array, Array]:
-    """Return right-aligned prefixes [B, P], the tokens [B, P] to feed for them, and each row's first step.
+    """Return right-aligned prefixes [B, P], the input tokens [B, P] for them, and each row's first step.
 
     With bos 1 and pad 0, prefixes [[5 6 7] [8 -1 -1]] give [[5 6 7] [0 0 8]], [[1 5 6] [0 0 1]] and [0 2].
     """
@@ -370,10 +371,11 @@ def align_prefixes(prefixes: Array, *, bos_id: int, pad_id: int) -> tuple[Array,
 def begin_prefixed_lines(
     task: Search, cache: Cache, lines: Lines, logits: Array, attention: Array | None
 ) -> State:
-    """Return the packed state of waiting lines after their prefixes, from the pass over `align_prefixes`.
+    """Return the packed state of waiting lines after their prefixes, given a forward pass over the prefixes.
 
-    The task has a capacity of P + 1 tokens; all beams of a line continue from the one of the cache after the
-    pass. Logits are [B, P, V], from which each token of the prefixes was predicted, and attention [B, P, S].
+    The task has a capacity of P + 1 tokens. The cache after the forward pass has one beam, which all beams of
+    a line continue. Logits [B, P, V] predict the tokens of the right-aligned prefixes (see `align_prefixes`);
+    attention is [B, P, S].
     """
     symbols, length = task.symbols, logits.shape[1]
     prefixes, _, starts = align_prefixes(lines.prefixes, bos_id=symbols.bos_id, pad_id=symbols.pad_id)
@@ -400,7 +402,7 @@ def begin_prefixed_lines(
 
 
 def _follow_prefixes(state: State, prefixes: Array, is_token: Array) -> State:
-    """Return the state with the required sequences that the prefixes have met or begun."""
+    """Return the state with `met` and `matched` advanced by the tokens of the prefixes."""
     if state.met is None or state.matched is None:
         return state
 

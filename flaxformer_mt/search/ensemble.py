@@ -1,4 +1,4 @@
-"""Ensembles: one `next_logits` that averages the distributions of several models."""
+"""Ensembles: combines several models into one `next_logits` that averages their distributions."""
 
 from collections.abc import Sequence
 
@@ -20,10 +20,10 @@ def ensemble_caches(caches: Sequence[Cache]) -> Cache:
 
 
 def average_logits(logits: Sequence[Array]) -> Array:
-    """Return unnormalized logits of several models: the means of their log-probabilities.
+    """Return unnormalized logits: the mean of the models' log-probabilities.
 
-    This is a geometric mean of probabilities, which the search normalizes to a distribution: a token that one
-    member excludes is excluded.
+    This is a geometric mean of probabilities, which the search normalizes to a distribution: a token with
+    probability 0 in one model has probability 0 in the result.
     """
     sizes = [each.shape[-1] for each in logits]
     if len(set(sizes)) > 1:
@@ -36,7 +36,7 @@ def average_logits(logits: Sequence[Array]) -> Array:
 
 
 def ensemble(members: Sequence[NextLogits]) -> NextLogits:
-    """Return `next_logits` over `ensemble_caches`: the logits of all members, see `average_logits`."""
+    """Return one `next_logits` for a cache of `ensemble_caches`; it averages the members' logits."""
 
     def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         member_logits, caches = [], []

@@ -1,4 +1,4 @@
-"""Penalties of hypotheses: by length and by coverage of the source."""
+"""Score penalties of hypotheses: for length and for coverage of the source."""
 
 import jax.numpy as jnp
 
@@ -11,7 +11,7 @@ _MIN_COVERAGE = 1e-10
 
 
 def length_penalty(lengths: Array, options: SearchConfig) -> Array:
-    """Return the divisors of log-probabilities of hypotheses of these lengths, which include eos.
+    """Return the divisor of each hypothesis's log-probability, given its length including eos.
 
     gnmt: ((5 + length) / 6) ** alpha (Wu et al. 2016, equation 14). length: length ** alpha.
     """
@@ -31,11 +31,11 @@ def coverage_penalty(coverage: Array, source_mask: Array, options: SearchConfig)
 
 
 def attainable(log_probs: Array, next_length: Array, limits: Array, options: SearchConfig) -> Array:
-    """Return the best score [B] that any live prefix of log-probability [B, W] could still reach.
+    """Return the best score [B] that any live prefix with log-probability [B, W] can still reach.
 
     Log-probabilities can only decrease, so the bound takes them as constant. The length penalty is monotone
     in the length, so the best score is at the next length or at the limit [B], whatever the sign of alpha.
-    The coverage penalty is at best 0.
+    The coverage penalty is at most 0, so the bound takes it as 0.
     """
     best = log_probs.max(axis=1)
     at_next_length, at_limit = length_penalty(next_length, options), length_penalty(limits, options)

@@ -1,7 +1,7 @@
 """Required token sequences in beam search: dynamic beam allocation (Post and Vilar 2018).
 
-A hypothesis belongs to the "bank" (the term of the paper) of the number of required tokens that it has met,
-and the beam is divided among the banks.
+Hypotheses that have met the same number of required tokens form a "bank" (the term of the paper), and the
+beam is divided among the banks.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from flaxformer_mt.shapes import Array
 
 
 class Chosen(NamedTuple):
-    """The continuations that stay in the beam, with the required sequences each has met; see `State`."""
+    """The continuations that stay in the beam, with the required sequences that each has met; see `State`."""
 
     log_probs: Array  # [B, W]
     last: Array  # [B, W]
@@ -25,10 +25,10 @@ class Chosen(NamedTuple):
 
 
 def start_constraints(required: Array, width: int) -> tuple[Array, Array]:
-    """Return `met` [B, W, C] and `matched` [B, W, C, R] of empty prefixes.
+    """Return `met` [B, W, C] and `matched` [B, W, C, R] for empty prefixes.
 
-    An empty prefix matches the empty beginning of each sequence. Rows that consist of NO_TOKEN are padding
-    and count as met.
+    An empty prefix matches the empty beginning of each required sequence. Rows that consist of NO_TOKEN are
+    padding and count as met.
     """
     batch, count, longest = required.shape
     is_padding = _lengths(required) == 0
@@ -40,8 +40,8 @@ def start_constraints(required: Array, width: int) -> tuple[Array, Array]:
 def follow(required: Array, met: Array, matched: Array, tokens: Array) -> tuple[Array, Array]:
     """Return `met` and `matched` after one more token.
 
-    matched[..., k] states that a prefix ends in the first k tokens of a sequence. After [5 5], the sequence
-    [5 5 6] has matched its first 0, 1 and 2 tokens; after one more 5, still 0, 1 and 2.
+    matched[..., k] is True if the prefix ends in the first k tokens of the required sequence. After [5 5],
+    the first 0, 1 and 2 tokens of the sequence [5 5 6] are matched; after one more 5, still 0, 1 and 2.
 
     Shapes: required [B, C, R], met [B, ..., C], matched [B, ..., C, R] and tokens [B, ...], with the same
     axes for each `...`.
@@ -60,14 +60,14 @@ def follow(required: Array, met: Array, matched: Array, tokens: Array) -> tuple[
 def count_met(required: Array, met: Array, matched: Array) -> Array:
     """Return how many required tokens each prefix has met, [B, ...].
 
-    A sequence that is met counts all its tokens; any other counts its longest matched beginning.
+    A sequence that is met counts with all its tokens, any other sequence with its longest matched beginning.
     """
     lengths = _lengths(required).reshape(met.shape[0], *(1,) * (met.ndim - 2), met.shape[-1])
     return jnp.where(met, lengths, progress(matched)).sum(axis=-1)
 
 
 def progress(matched: Array) -> Array:
-    """Return the length [..., C] of the longest beginning in matched [..., C, R]."""
+    """Return the length [..., C] of the longest matched beginning in `matched` [..., C, R]."""
     return jnp.where(matched, jnp.arange(matched.shape[-1]), 0).max(axis=-1)
 
 
@@ -76,8 +76,8 @@ def choose_required(
 ) -> Chosen:
     """Choose W continuations: the best of every bank, then the second best of every bank, and so on.
 
-    Candidates are each prefix's W best next tokens and the next token of each of its unmet sequences, however
-    unlikely.
+    The candidates for each prefix are its W best next tokens, and the next token of each unmet required
+    sequence, however unlikely.
     """
     required = state.lines.required
     assert required is not None and state.met is not None and state.matched is not None
@@ -125,8 +125,8 @@ def _candidates(
 def _allocate_beam(log_probs: Array, banks: Array, width: int) -> Array:
     """Choose W of N candidates [B, N] by rank within their bank; for equal ranks, the higher bank first.
 
-    Log-probabilities [-1 -2 -3 -4] in banks [0 0 1 0], width 3: the third (best of bank 1), the first (best
-    of bank 0), the second.
+    Log-probabilities [-1 -2 -3 -4] in banks [0 0 1 0] with width 3 give the third candidate (best of bank 1),
+    the first (best of bank 0) and the second.
     """
     banks = jnp.where(jnp.isneginf(log_probs), -1, banks)  # impossible candidates rank last
     order = jnp.lexsort((-log_probs, banks), axis=1)

@@ -1,4 +1,4 @@
-"""Sampling of the next token: temperature, top-k, top-p and min-p, with a random stream for each line."""
+"""Sampling of the next token with temperature, top-k, top-p and min-p, and separate random keys per line."""
 
 import math
 
@@ -20,9 +20,9 @@ from flaxformer_mt.shapes import Array, Cache
 
 
 def make_keys(seeds: Array, width: int) -> Array:
-    """Return one random key for each of `width` samples of each line, [B, W], from the lines' seeds [B].
+    """Return random keys [B, W], one for each of `width` samples per line, from the lines' seeds [B].
 
-    A key depends only on its line's seed and the index of the sample, so the other lines of a batch do not
+    A key depends only on its line's seed and the index of the sample, so other lines of the batch do not
     affect it.
     """
     lines = jax.vmap(lambda seed: jax.random.key(seed, impl="threefry2x32"))(seeds)
@@ -30,9 +30,9 @@ def make_keys(seeds: Array, width: int) -> Array:
 
 
 def draw_tokens(masked: Array, keys: Array, steps: Array, options: SearchConfig) -> Array:
-    """Draw one token [B, W] for each row of masked logits [B, W, V] from the distribution of `keep_likely`.
+    """Draw one token [B, W] for each row of masked logits [B, W, V], from the distribution of `keep_likely`.
 
-    steps [B]: the number of tokens each line has.
+    `steps` [B] is the number of tokens of each line.
     """
     values, ids = keep_likely(masked, options)
 
@@ -45,12 +45,12 @@ def draw_tokens(masked: Array, keys: Array, steps: Array, options: SearchConfig)
 
 
 def keep_likely(masked: Array, options: SearchConfig) -> tuple[Array, Array | None]:
-    """Return the logits [B, W, C] to sample from, -inf for excluded tokens, and their ids.
+    """Return the logits [B, W, C] to sample from, with -inf for excluded tokens, and the token ids.
 
-    The ids are None if C is V and the order is that of the vocabulary. Temperature comes first, then three
-    filters, each applied to the result of the one before: top_k keeps the k most likely tokens, top_p the
-    fewest most likely tokens whose probabilities sum to p or more (Holtzman et al. 2020), min_p the tokens
-    with at least p times the probability of the most likely one (Nguyen et al. 2024).
+    The ids are None if C is V, in the order of the vocabulary. Temperature comes first, then three filters,
+    each applied to the result of the previous one: top_k keeps the k most likely tokens, top_p the fewest
+    most likely tokens whose probabilities sum to p or more (Holtzman et al. 2020), and min_p the tokens with
+    at least p times the probability of the most likely token (Nguyen et al. 2024).
 
     Of probabilities .5 .3 .15 .05, top_p .7 keeps .5 and .3, which are drawn with probabilities 5/8 and 3/8.
     """
@@ -107,9 +107,9 @@ def advance_paths(task: Task, state: State) -> State:
 
 
 def _record_ancestors(cache: Cache, position: Array) -> Cache:
-    """Set each path as its own ancestor at the new position.
+    """Make each path its own ancestor at the new position.
 
-    A row that was refilled with another line does not contain this entry yet.
+    In a row that was refilled with another line, this entry is not set yet.
     """
     if cache.ancestors is None:
         return cache
@@ -120,7 +120,7 @@ def _record_ancestors(cache: Cache, position: Array) -> Cache:
 def _choose(task: Task, state: State, logits: Array) -> tuple[Array, Array]:
     """Return the model's log-probability [B, W] of each path's next token, and the token.
 
-    Logits [B, 1, V] apply to all paths, as before the first token.
+    Logits of shape [B, 1, V] apply to all paths, as before the first token.
     """
     if task.options.method == "sample" or needs_mask(task, state):
         task, logits = expand_to_vocabulary(task, state.lines, logits)
@@ -140,7 +140,7 @@ def _choose(task: Task, state: State, logits: Array) -> tuple[Array, Array]:
 
 
 def finish_paths(task: Task, state: State) -> SearchResult:
-    """Return the paths, best first."""
+    """Return the paths as hypotheses, best first."""
     assert state.lengths is not None
     exists = ~jnp.isneginf(state.log_probs)
     result = SearchResult(

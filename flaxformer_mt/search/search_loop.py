@@ -1,4 +1,4 @@
-"""The search loop: one compiled loop for every method."""
+"""The search loop: one compiled loop for all search methods."""
 
 from dataclasses import dataclass
 
@@ -15,10 +15,10 @@ from flaxformer_mt.shapes import Cache
 
 @dataclass(frozen=True)
 class Search(Task):
-    """A search: `start`, then `step` until all sentences are done, then `finish`.
+    """A search: call `start`, then `step` until all sentences are done, then `finish`.
 
     Raises:
-      UserError: invalid options, or an n_best above the number of hypotheses that the search keeps.
+      UserError: the options are invalid, or n_best exceeds the number of hypotheses that the search keeps.
     """
 
     def __post_init__(self) -> None:
@@ -26,10 +26,10 @@ class Search(Task):
         check_n_best(self.options, self.n_best)
 
     def start(self, cache: Cache, lines: Lines, *, clip: bool = True) -> State:
-        """Return the state before the first token; the cache has `width` beams per line.
+        """Return the state before the first token; the cache must have `width` beams per line.
 
-        With clip=False, lines may have max_lengths above the search's max_length, and the caller has to stop
-        the search at max_length.
+        With clip=False, max_lengths of lines may exceed the search's max_length, and the caller must stop the
+        search at max_length.
         """
         lines = jax.tree.map(jnp.asarray, lines)
         if clip:
@@ -39,11 +39,11 @@ class Search(Task):
         return (start_beams if self.options.method == "beam" else start_paths)(self, cache, lines)
 
     def step(self, state: State) -> State:
-        """Extend every sentence that is not done by one token."""
+        """Extend every unfinished sentence by one token."""
         return (advance_beams if self.options.method == "beam" else advance_paths)(self, state)
 
     def finish(self, state: State) -> SearchResult:
-        """Return the best hypotheses of a state: final if every sentence is done, otherwise those so far."""
+        """Return the best hypotheses of a state; they are final if every sentence is done."""
         return (finish_beams if self.options.method == "beam" else finish_paths)(self, state)
 
 
@@ -60,23 +60,24 @@ def search(
 ) -> SearchResult:
     """Return the n_best hypotheses of each line by greedy search, beam search or sampling.
 
-    Meant to run under `jax.jit`, compiled together with the model.
+    Call it under `jax.jit`, so that it is compiled together with the model.
 
-    The options that concern other parts of decoding (max_length_*, min_length_*, suppress, seed,
-    batch_tokens) have no effect here: the caller turns them into lines and symbols.
+    Options for other parts of decoding (max_length_*, min_length_*, suppress, seed, batch_tokens) have no
+    effect here: the caller converts them to lines and symbols.
 
     Args:
       next_logits: returns the logits [B, W, V] after the last tokens [B, W], and the cache extended by one
         token.
-      cache: before the first token. `per_beam` leaves [B, W, ...] are reordered with their hypotheses; with
-        `ancestors`, the leaves stay in place and only `ancestors` is reordered (see `shapes.Cache`).
+      cache: the cache before the first token. `per_beam` leaves [B, W, ...] are reordered with their
+        hypotheses; with `ancestors`, the leaves stay in place and only `ancestors` is reordered (see
+        `shapes.Cache`).
       lines: length limits, prefixes and other inputs, one row per line.
       max_length: upper bound of `lines.max_lengths`; T of the result.
       n_best: at most beam_size; for sampling, the number of samples.
       attention_of: returns the attention over the source, which the coverage penalty needs.
 
     Raises:
-      UserError: invalid options or n_best.
+      UserError: the options or n_best are invalid.
     """
     task = Search(next_logits, options, symbols, max_length, n_best, attention_of)
     state = jax.lax.while_loop(lambda state: ~jnp.all(state.done), task.step, task.start(cache, lines))

@@ -13,7 +13,7 @@ from flaxformer_mt.shapes import Array
 
 
 def allowed_tokens(task: Task, state: State, size: int) -> Array | None:
-    """Return which of `size` tokens may come next, [B, W, V] or [B, 1, V]; None: no line has a constraint.
+    """Return a mask [B, W, V] or [B, 1, V] of the tokens that may come next; None: no line has a constraint.
 
     A forced prefix takes precedence over all other constraints. With required sequences, eos is excluded
     until all sequences are met.
@@ -48,7 +48,7 @@ def needs_mask(task: Task, state: State) -> bool:
 
 
 def find_unrepeated(task: Task) -> int:
-    """Return the length of the sequences that no hypothesis repeats; 0: all may be repeated."""
+    """Return the length n of the n-grams that no hypothesis may repeat; 0: all may be repeated."""
     n = task.options.no_repeat_ngram
     return n if n <= task.max_length else 0
 
@@ -56,8 +56,8 @@ def find_unrepeated(task: Task) -> int:
 def banned_tokens(task: Task, state: State) -> tuple[int, ...]:
     """Return the ids that are banned for all beams.
 
-    A prefix may force a suppressed token, so with prefixes `allowed_tokens` excludes suppressed tokens
-    instead. Shortlists contain none.
+    A prefix may force a suppressed token; with prefixes, `allowed_tokens` therefore excludes suppressed
+    tokens instead. Shortlists contain no banned tokens, so nothing is banned with them.
     """
     symbols = task.symbols
     if task.shortlists is not None:
@@ -66,16 +66,16 @@ def banned_tokens(task: Task, state: State) -> tuple[int, ...]:
 
 
 def forced_tokens(prefixes: Array, steps: Array) -> Array:
-    """Return the entry [B] of each prefix [B, P] at its step [B]; NO_TOKEN past the end of the prefix."""
+    """Return the token [B] of each prefix [B, P] at its step [B]; NO_TOKEN after the end of the prefix."""
     positions = jnp.minimum(steps, prefixes.shape[1] - 1)
     tokens = jnp.take_along_axis(prefixes, positions[:, None], axis=1)[:, 0]
     return jnp.where(steps < prefixes.shape[1], tokens, NO_TOKEN)
 
 
 def repeating_tokens(tokens: Array, steps: Array, *, n: int, size: int) -> Array:
-    """Return the tokens [B, W, V] that would complete an n-gram which prefixes [B, W, T] already contain.
+    """Return a mask [B, W, V] of tokens that would complete an n-gram which a prefix [B, W, T] already has.
 
-    steps [B]: the number of tokens in the prefixes of each line.
+    `steps` [B] is the number of tokens in the prefixes of each line.
 
     For n = 2, the prefix [5 6 7 5] excludes 6, since it contains [5 6].
     """
@@ -91,7 +91,7 @@ def repeating_tokens(tokens: Array, steps: Array, *, n: int, size: int) -> Array
 
 
 def expand_to_vocabulary(task: Task, lines: Lines, logits: Array) -> tuple[Task, Array]:
-    """Return logits [B, W, N + C] of shortlists as [B, W, V], -inf for all other tokens, and their task."""
+    """Expand shortlist logits [B, W, N + C] to [B, W, V], -inf for other tokens; return the task for them."""
     if task.shortlists is None:
         return task, logits
     assert lines.shortlist is not None
@@ -106,7 +106,7 @@ def expand_to_vocabulary(task: Task, lines: Lines, logits: Array) -> tuple[Task,
 
 
 def original_ids(task: Task, lines: Lines, tokens: Array) -> Array:
-    """Return the ids in the vocabulary of tokens [B, W] that are indices of the logits."""
+    """Convert tokens [B, W], which are indices into the logits, to ids of the vocabulary."""
     if task.shortlists is None:
         return tokens
     assert lines.shortlist is not None

@@ -1,4 +1,4 @@
-"""Data types that the search methods share: special symbols, inputs per line, state and result."""
+"""Data types shared by the search methods: special tokens, inputs per line, state and result."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,10 +38,10 @@ class Symbols:
     eos_id: int
     # Ids that are never chosen, in addition to pad and bos.
     never: tuple[int, ...] = ()
-    # Ids of the pieces that begin a word, for `WORD_START`.
+    # Ids of the subwords that begin a word, for `WORD_START`.
     word_starts: tuple[int, ...] = ()
-    # Number of tokens at the start of every prefix that are part of the task, as the tag of a language: their
-    # probability does not count in scores.
+    # Number of tokens at the start of every prefix that are part of the task, such as a language tag; scores
+    # do not include their probability.
     num_free: int = 0
 
     def __post_init__(self) -> None:
@@ -54,26 +54,26 @@ class Symbols:
 
     @property
     def banned(self) -> tuple[int, ...]:
-        """All ids that are never chosen; they keep their probability, so that scores are the model's own."""
+        """All ids that are never chosen; they keep their probability, so scores equal the model's own."""
         return (*self.reserved, *self.never)
 
     @property
     def reserved(self) -> tuple[int, ...]:
-        """Pad, and bos unless eos begins targets too, as in BART and M2M100: never chosen, prefix or not."""
+        """Ids never chosen, even in a prefix: pad, and bos unless it is also eos, as in BART and M2M100."""
         return (self.pad_id,) if self.bos_id == self.eos_id else (self.pad_id, self.bos_id)
 
 
 class Lines(NamedTuple):
     """Inputs of each line, one row per line; None: no line of the batch uses the field.
 
-    All lengths include eos. Shorter rows are padded with NO_TOKEN: for two lines of which the first must
-    start with [5 6], prefixes are [[5 6] [-1 -1]].
+    All lengths include eos. Shorter rows are padded with NO_TOKEN: if the first of two lines must start with
+    [5 6] and the second has no prefix, prefixes are [[5 6] [-1 -1]].
     """
 
     # Maximum length of a hypothesis; 0: the row is empty and is not searched.
     max_lengths: Int[Array, "B"]
-    # Length that a translation is not expected to exceed: beam search looks no further for a better one.
-    # None: max_lengths.
+    # Length that a translation is not expected to exceed: beam search looks for no better translation beyond
+    # it. None: max_lengths.
     likely_lengths: Int[Array, "B"] | None = None
     # Minimum length of a hypothesis.
     min_lengths: Int[Array, "B"] | None = None
@@ -85,14 +85,14 @@ class Lines(NamedTuple):
     seeds: UInt[Array, "B"] | None = None
     # Which source positions are tokens (coverage penalty only).
     source_mask: Bool[Array, "B S"] | None = None
-    # The tokens of each line's shortlist, besides those of `Shortlists.common`: their ids plus 1; 0: padding.
+    # The tokens of each line's shortlist that are not in `Shortlists.common`: ids plus 1; 0: padding.
     shortlist: Int[Array, "B C"] | None = None
 
 
 class Shortlists(NamedTuple):
-    """What the shortlists of all lines have in common; logits are those of these tokens, then of the line's.
+    """The part of shortlists that all lines share; logits cover these tokens first, then the line's own.
 
-    No token is listed twice for a line, and none that is banned.
+    A line's list contains no token twice and no banned token.
     """
 
     # Ids of tokens that all lines may use, eos first.
@@ -104,10 +104,10 @@ class Shortlists(NamedTuple):
 class SearchResult(NamedTuple):
     """The N best hypotheses of each sentence, best first.
 
-    `tokens` contain no bos, end in eos if the hypothesis is finished, and are padded after that; `lengths`
+    `tokens` contain no bos, end in eos if the hypothesis is finished, and are followed by padding; `lengths`
     include eos. `log_probs` are sums over tokens; `scores` are log_probs divided by the length penalty, plus
-    the coverage penalty (at most 0). A hypothesis that does not exist (a search space smaller than N, NaN
-    logits) has length 0, and its score and log-probability are -inf. `satisfied`, with required sequences:
+    the coverage penalty (at most 0). A missing hypothesis (the search space is smaller than N, or logits are
+    NaN) has length 0, and its score and log-probability are -inf. With required sequences, `satisfied` is
     whether the hypothesis contains all of them.
     """
 
@@ -120,7 +120,7 @@ class SearchResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """Parameters that are constant over the steps of a search and known at compile time."""
+    """Parameters of a search that are constant over its steps and known at compile time."""
 
     next_logits: NextLogits
     options: SearchConfig
@@ -131,12 +131,12 @@ class Task:
     n_best: int = 1
     # Returns the attention weights that the coverage penalty needs.
     attention_of: AttentionOf | None = None
-    # If logits [B, W, N + C] are those of the lines' shortlists, -inf for padding; None: of the vocabulary.
+    # Set if logits [B, W, N + C] are for the lines' shortlists, -inf for padding; None: for the vocabulary.
     shortlists: Shortlists | None = None
 
     @property
     def width(self) -> int:
-        """W: number of hypotheses per line that grow in parallel; the cache needs as many beams."""
+        """W: the number of hypotheses that each line extends in parallel; the cache needs as many beams."""
         return search_width(self.options, self.n_best)
 
 
@@ -166,7 +166,7 @@ class State(NamedTuple):
 
     @property
     def prefix_lengths(self) -> Array:
-        """Number of tokens in the prefixes of each line, [B]: `step` minus the line's first step."""
+        """Number of tokens [B] in the prefixes of each line: `step` minus the line's first step."""
         start_steps = self.cache.start_steps
         return self.step - (jnp.zeros_like(self.done, jnp.int32) if start_steps is None else start_steps)
 
@@ -203,11 +203,11 @@ def empty_prefixes(task: Task, cache: Cache, lines: Lines, log_probs: Array) -> 
 
 
 def take_rows(state: State, rows: Array) -> State:
-    """Return the state of the sentences `rows` [N]: [2 0] gives the third sentence, then the first."""
+    """Return the state of the sentences `rows` [N]: rows [2 0] give the third sentence, then the first."""
     return jax.tree.map(lambda leaf: leaf[rows] if leaf.ndim else leaf, state)
 
 
 def take_beams(leaf: Array, beams: Array) -> Array:
-    """Return the entries `beams` [B, Y] of a leaf [B, X, ...]: [B, Y, ...]."""
+    """Return the entries `beams` [B, Y] of a leaf [B, X, ...], as an array [B, Y, ...]."""
     rows = jnp.arange(leaf.shape[0])[:, None]
     return leaf.at[rows, beams].get(mode="promise_in_bounds")

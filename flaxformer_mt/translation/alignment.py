@@ -1,4 +1,4 @@
-"""Alignments by attention, and other output of one forward pass over source and translation."""
+"""Alignments from attention weights and log-probabilities of tokens, by one more forward pass."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ _LITTLE = 1e-3
 
 
 def align_pieces(weights: Array) -> Alignment:
-    """Align each target piece with the source piece of its largest weight in [T, S], without eos.
+    """Align each target subword with the source subword that it attends to most; weights [T, S] exclude eos.
 
-    Weights [[.1 .9] [.8 .2]] give (1, 0), (0, 1): target piece 0 attends most to source piece 1.
+    Weights [[.1 .9] [.8 .2]] give (1, 0), (0, 1): target subword 0 attends most to source subword 1.
     """
     if not all(weights.shape):
         return ()
@@ -32,10 +32,11 @@ def align_pieces(weights: Array) -> Alignment:
 def weigh_down_marks(
     weights: Array, source: tuple[Sequence[str], Sequence[int]], target: tuple[Sequence[str], Sequence[int]]
 ) -> np.ndarray:
-    """Return weights [T, S] with little left of those of punctuation marks that are a part of a longer word.
+    """Return the weights [T, S], reduced for punctuation marks that are attached to a word.
 
-    In "sleeps?" the mark attends to that of the source, which may be a part of another word. Of source and
-    target, the pieces and the index of the word of each piece are given.
+    In "sleeps?", the question mark attends to the question mark of the source, which may be attached to
+    another word. `source` and `target` each hold the subwords of a sentence and the word index of each
+    subword.
     """
     factors = []
     for pieces, words in (target, source):
@@ -51,10 +52,10 @@ def align_words(
 ) -> Alignment:
     """Align each target word with the source word of the largest weight, in the order of target words.
 
-    Given are weights [T, S] and the index of the word of each piece, as `number_pieces` returns it. The
-    weight of a source word is the sum over its pieces; the weight for a target word is the mean over its
-    pieces. With `cover`, each source word that no target word is aligned with is aligned with the target word
-    of the largest weight.
+    The weights are [T, S]; `source_words` and `target_words` are the word index of each subword, as
+    `number_pieces` returns it. Weights are summed over the subwords of a source word and averaged over the
+    subwords of a target word. With `cover`, each source word that is still unaligned is aligned with the
+    target word of the largest weight.
     """
     if not all(weights.shape):
         return ()
@@ -73,7 +74,7 @@ def align_words(
 
 
 def check_annotations(annotations: Annotations, models: Sequence[ModelConfig]) -> None:
-    """Raise UserError if a model lacks the layer or the head, or markup needs other alignments."""
+    """Raise UserError if a model lacks the layer or head, or if markup needs other alignments."""
     if annotations.markup and annotations.alignments == "pieces":
         raise UserError("markup needs alignments of words, not of pieces; leave out pieces")
     for model in models:
@@ -89,7 +90,7 @@ def check_annotations(annotations: Annotations, models: Sequence[ModelConfig]) -
 
 
 def choose_watched(annotations: Annotations, models: Sequence[ModelConfig]) -> tuple[Watched, ...]:
-    """Return the attention weights that alignments are computed from."""
+    """Return the layer and head of the attention weights that alignments are computed from."""
     if not annotations.watched_any:
         return ()
     layer, guided = annotations.layer, {(model.alignment, model.num_decoder_layers) for model in models}
@@ -111,7 +112,7 @@ def annotate(
     scorer: TokenScorer,
     params: Sequence[Any],
 ) -> list[Translation]:
-    """Return the translations and their alternatives with the additional output that is asked for."""
+    """Return the translations and their alternatives with the requested additional output."""
     hypotheses = [
         (segment, one) for segment, best in zip(segments, translations, strict=True) for one in best.n_best
     ]
@@ -134,9 +135,10 @@ def annotate(
 def add_attention(
     segment: Segment, hypothesis: Translation, attention: np.ndarray, vocabs: Vocabs
 ) -> Translation:
-    """Return the hypothesis with the alignment and the attention weights that the segment asks for.
+    """Return the hypothesis with the alignment and the attention weights that the segment requests.
 
-    From the weights [T, S] of its tokens; both are without eos and added pieces, which are no text.
+    `attention` are the weights [T, S] of all tokens; eos and added subwords, which are not text, are left
+    out.
     """
     annotations, source = segment.annotations, np.asarray(segment.ids)
     target = np.asarray(hypothesis.tokens, np.int32)

@@ -1,4 +1,4 @@
-"""The step of constraints: prefixes, required phrases, terms of glossaries; and suppressed pieces."""
+"""The step that sets prefixes, required phrases and glossary terms; also finds the suppressed subwords."""
 
 from collections.abc import Callable, Sequence
 
@@ -29,14 +29,15 @@ def check_constraints(search: SearchConfig) -> None:
 
 
 class Constraints(Step):
-    """Makes the sentences that are searched: ids of the source, and what their translations must contain."""
+    """Adds to each segment the input of the search: source ids and the constraints on the translation."""
 
     def __init__(
         self, vocab: Vocab, search: SearchConfig, check: Callable[[Sentence, str], None], *, limited: bool
     ) -> None:
-        """Store the vocabulary of the targets, and what raises UserError for constraints that cannot be met.
+        """Store the target vocabulary and the function that checks constraints.
 
-        `limited`: whether more, or longer, phrases than a server takes are refused.
+        `check` raises UserError for constraints that cannot be met. `limited`: whether to reject more or
+        longer phrases than a server accepts.
         """
         self._vocab, self._search, self._check, self._limited = vocab, search, check, limited
 
@@ -76,7 +77,7 @@ class Constraints(Step):
         return sentence
 
     def _tokenize(self, phrases: Sequence[str], lead: str, name: str) -> tuple[tuple[int, ...], ...]:
-        """Return the tokens of phrases as they are after a language tag; a tag in a phrase is text."""
+        """Return the tokens of phrases as they follow a language tag; a tag in a phrase is plain text."""
         silent = self._vocab.silent_ids
         tokenized = [
             tuple(token for token in tokens[:-1].tolist() if token not in silent)
@@ -97,10 +98,10 @@ class Constraints(Step):
 
 
 def share_prefix(prefix: str, count: int, *, language: str) -> list[str]:
-    """Return the prefix of each part of a line: a sentence of the prefix, or "" after its end.
+    """Return a prefix for each part of a line: one sentence of the prefix, or "" after the prefix ends.
 
-    With more sentences than parts, the last part has all that are left. Only what ends the whole prefix may
-    have white space at its end, which says that a word ends there.
+    If the prefix has more sentences than the line has parts, the last part gets all remaining sentences. Only
+    the end of the whole prefix keeps its white space, which marks the end of a word.
     """
     if count == 1:
         return [prefix]
@@ -110,7 +111,7 @@ def share_prefix(prefix: str, count: int, *, language: str) -> list[str]:
 
 
 def make_symbols(vocab: Vocab, search: SearchConfig) -> Symbols:
-    """Return the symbols of a search, with the ids that search.suppress excludes."""
+    """Return the special tokens of a search, with the ids that search.suppress excludes."""
     pieces = vocab.pieces(range(vocab.size))
     suppressed = {_find_token(pieces, name) for name in search.suppress}
     if vocab.eos_id in suppressed:
@@ -125,7 +126,7 @@ def make_symbols(vocab: Vocab, search: SearchConfig) -> Symbols:
 
 
 def _find_token(pieces: list[str], name: str) -> int:
-    """Return the id of a piece, or the id that `name` spells in digits; a piece takes precedence."""
+    """Return the id of the subword `name`, or else the id that `name` gives in digits."""
     if name in pieces:
         return pieces.index(name)
     if name.isascii() and name.isdigit() and int(name) < len(pieces):

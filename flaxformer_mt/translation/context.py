@@ -1,4 +1,4 @@
-"""The step that puts lines before those that follow them, for models that read documents (data.context)."""
+"""The step that prepends the preceding lines of a document, for models trained with data.context."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from flaxformer_mt.vocab import Vocab
 
 
 class LinesBefore(Step):
-    """Puts the lines before a line before its parts; where lines are divided into sentences, its own too."""
+    """Prepends preceding lines to each part, and the preceding sentences of its line if it is divided."""
 
     def __init__(self, data: DataConfig, vocab: Vocab, *, apart: bool) -> None:
         self._data, self._context, self._vocab, self._apart = data, Context.of(data), vocab, apart
@@ -38,7 +38,7 @@ class LinesBefore(Step):
             part.ids = np.concatenate([*nearest, part.ids], dtype=np.int32)
 
     def _read(self, text: str, line: Segment) -> str:
-        """Return a line before without its markup, and without tags unless they are text."""
+        """Return a preceding line without markup, and without language tags unless these are plain text."""
         if line.request.annotations.markup:
             text = take_out(text).text
         return text if line.added else text[len(find_language_tags(text)) :]

@@ -13,12 +13,12 @@ _INVALID = "\ufffd"
 
 
 class CopiedText(Step):
-    """Copies an emoji, `...`, `12:30` or a URL alone, unless something is required of the translation."""
+    """Copies text that is only an emoji, `...`, `12:30` or a URL, unless the translation has constraints."""
 
     counted = "texts without letters that were copied"
 
     def __init__(self, vocab: Vocab) -> None:
-        """`vocab`: of the sources."""
+        """`vocab`: the source vocabulary."""
         self._vocab = vocab
 
     def before(self, segments: list[Segment]) -> list[Segment]:
@@ -35,7 +35,7 @@ class CopiedText(Step):
 
 
 def is_copied(text: str) -> bool:
-    """Return whether a text is a URL, or has no letter but something else to be seen."""
+    """Return whether a text is a URL, or has visible characters but no letters."""
     return _URL.fullmatch(text) is not None or not (is_blank(text) or any(map(str.isalpha, text)))
 
 

@@ -1,4 +1,4 @@
-"""The definitions of scorers: what `--scorer` and `define_scorer` take."""
+"""Defines scorers, from the values of `--scorer` and the arguments of `define_scorer`."""
 
 import re
 import shlex
@@ -12,16 +12,16 @@ from flaxformer_mt.scoring.outside_scorers import OutsideScorer, ScorerProgram, 
 
 
 def define_scorer(definition: str | ScoreTexts, *, name: str | None = None, timeout: float = 600.0) -> str:
-    """Give a scorer a name for `train.best_metric`, `search.rerank` and others; return this name.
+    """Define a scorer under a name for `train.best_metric`, `search.rerank` and others; return the name.
 
     Args:
-      definition: a function of sources, hypotheses and references (or None) that returns a number for each,
-        the higher the better; or a text that `--scorer` takes.
+      definition: a function of sources, hypotheses and references (or None) that returns one number for each
+        hypothesis, the higher the better; or a text as `--scorer` takes it.
       name: None: the name of the function, the script, the program or the run.
-      timeout: seconds that scoring waits for an answer of a program before it raises UserError.
+      timeout: seconds to wait for an answer of a program before UserError is raised.
 
     Raises:
-      UserError: there is no such program, function, run or file, or the name has another meaning.
+      UserError: the program, function, run or file does not exist, or the name is taken.
     """
     if callable(definition):
         shown = f"{getattr(definition, '__module__', '')}:{getattr(definition, '__qualname__', 'function')}"

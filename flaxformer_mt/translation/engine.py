@@ -1,6 +1,4 @@
-"""The one engine of translations: lines go through steps, a backend translates their parts, and the steps are
-undone in the translations.
-"""
+"""The engine of all translations: applies steps to lines, has the parts translated, and undoes the steps."""
 
 import collections
 import dataclasses
@@ -32,32 +30,32 @@ Progress = Callable[..., object]
 
 
 class Backend(Protocol):
-    """Translates segments, of which it reads ids, constraints and what is asked for besides."""
+    """Translates segments, according to their ids, constraints and requested annotations."""
 
     @property
     def has_full_call(self) -> bool:
-        """Whether `step(more=True)` may have something to do."""
+        """Whether `step(more=True)` may have work to do."""
 
     def check_request(self, request: Request) -> None: ...
 
     def check_sentence(self, sentence: Sentence, name: str) -> None:
-        """Raise UserError for constraints that cannot be met; `name` is that of the line."""
+        """Raise UserError for constraints that cannot be met; `name` names the line in the message."""
 
     def submit(self, segments: Sequence[Segment], *, n_best: int) -> None: ...
 
     def cancel(self, segment: Segment) -> None: ...
 
     def step(self, *, more: bool = False) -> list[tuple[Segment, Translation | Exception]]:
-        """Continue the work; return what is done, in any order. `more`: see `Engine.step`."""
+        """Continue the work; return finished segments with results, in any order; see `Engine.step`."""
 
     def __len__(self) -> int:
-        """Return the number of segments that are not done."""
+        """Return the number of unfinished segments."""
 
     def describe(self) -> dict[str, Any]: ...
 
 
 class Engine:
-    """Translates requests that are submitted at any time. All methods but `read` must run in one thread."""
+    """Translates requests, submitted at any time. All methods except `read` must be called in one thread."""
 
     def __init__(
         self,
@@ -69,10 +67,11 @@ class Engine:
         apart: bool,
         arriving: bool = False,
     ) -> None:
-        """Start without requests.
+        """Create an engine without requests.
 
-        `apart`: whether a step divides lines into sentences, for engines that translate further. `arriving`:
-        whether requests arrive while others are translated; then one that fails is answered so.
+        `apart`: whether a step divides lines into sentences; pivot translation reads this. `arriving`:
+        whether requests arrive while others are translated; a request that fails is then answered by its
+        error.
         """
         self.backend: Any = backend
         self.config, self.vocabs, self.apart = config, vocabs, apart
@@ -89,7 +88,7 @@ class Engine:
         self.enter(self.read(requests))
 
     def read(self, requests: Sequence[Request]) -> list[Segment]:
-        """Return requests as lines with their parts, in any thread; `enter` takes them."""
+        """Apply the steps to requests, in any thread; return lines with their parts, for `enter`."""
         for request in requests:
             check_lines([request.text], first_line=request.seed)
             self.backend.check_request(request)
@@ -130,7 +129,7 @@ class Engine:
             self.backend.submit(segments, n_best=n_best)
 
     def cancel(self, name: Hashable) -> None:
-        """Remove the request with this id, if it is not answered yet."""
+        """Remove the request with the id `name`, unless it is already answered."""
         if (line := self._lines.pop(name, None)) is not None:
             for part in line.parts:
                 self.backend.cancel(part)
@@ -138,7 +137,7 @@ class Engine:
     def step(self, *, more: bool = False) -> list[Answer]:
         """Continue the work; return the answers that are ready, in any order.
 
-        If `more` requests will be submitted soon, it works only while those so far fill the device.
+        `more`: whether further requests will be submitted soon; the device then works only on full batches.
         """
         answers: list[Answer] = []
         for part, result in self.backend.step(more=more):
@@ -161,7 +160,7 @@ class Engine:
         return answers
 
     def _finish(self, line: Segment) -> Translation | Exception:
-        """Undo the steps in the translations of a line's parts, join these, and undo those of the line."""
+        """Undo the steps of each part, join the translations of the parts, and undo the steps of the line."""
         for part in line.parts:
             assert part.translation is not None
             if _has_failed(part.translation):
@@ -189,9 +188,10 @@ class Engine:
     ) -> Iterator[list[Translation]]:
         """Yield the translations of each window of requests, in order.
 
-        The requests of a window share batches with each other alone, so that its results depend on nothing
-        else. While it is searched, another thread reads the rest of it and, with `ahead`, the next one, which
-        must neither be long in coming nor depend on the results before.
+        The requests of a window share batches only with each other, so the results of a window depend on no
+        other window. While a window is searched, another thread tokenizes the rest of the window. With
+        `ahead`, this thread also takes the next window, which must arrive soon and must not depend on earlier
+        results.
         """
         reader = ThreadPoolExecutor(1, thread_name_prefix="read")  # has no thread before it has work
         reading = (self._begin_to_read(window, reader) for window in windows)
@@ -213,7 +213,7 @@ class Engine:
     def _begin_to_read(
         self, window: Sequence[Request], reader: ThreadPoolExecutor
     ) -> list[Callable[[], list[Segment]]]:
-        """Return a function for each chunk of a window, which returns what `enter` takes."""
+        """Return one function per chunk of a window; each function returns the chunk's lines for `enter`."""
         requests = [dataclasses.replace(request, id=number) for number, request in enumerate(window)]
         if len(window) <= _FEW:
             return [functools.partial(self.read, requests)]
@@ -226,7 +226,7 @@ class Engine:
         return len(self._lines)
 
     def take_warnings(self) -> list[str]:
-        """Return warnings about the requests since the last call; messages name a request by its seed."""
+        """Return warnings about the requests since the last call; messages name requests by their seeds."""
         longest = f"longer than data.max_source_length {self.config.data.max_source_length} tokens, so"
         messages = {
             "split": f"{{}}: {longest} translated in parts, which are joined again",
@@ -247,7 +247,7 @@ class Engine:
         return self.backend.describe()
 
     def target_pieces(self, translation: Translation) -> list[str]:
-        """Return the pieces of a translation, without eos."""
+        """Return the subwords of a translation, without eos."""
         vocab = self.vocabs.target
         return vocab.pieces([token for token in translation.tokens if token != vocab.eos_id])
 
@@ -257,7 +257,7 @@ def _has_failed(translation: Translation) -> bool:
 
 
 def _take_one_ahead(items: Iterable[Item]) -> Iterator[Item]:
-    """Yield each item when the next one has been taken; what goes wrong with that is raised afterwards."""
+    """Yield each item after the next one has been taken; an error in taking is raised after the yield."""
     remaining, problem = iter(items), None
     current = next(remaining, None)
     while current is not None and problem is None:

@@ -1,4 +1,4 @@
-"""Glossaries: terms with their translations, and where a text has them; constraints.py requires them."""
+"""Glossaries: finds source terms in a text and returns their translations; constraints.py requires them."""
 
 import functools
 import unicodedata
@@ -20,7 +20,7 @@ _UNSPACED = r"[!-~]+|\S\p{M}*"
 
 
 class Term(NamedTuple):
-    """The characters `start` to `end` of a source, and their translation."""
+    """A term from character `start` to `end` of a source, and its translation."""
 
     start: int
     end: int
@@ -41,7 +41,7 @@ class Glossary:
         Further columns are ignored.
 
         Raises:
-          UserError: a line, which the message names, is not of this form, or there is no term.
+          UserError: a line does not have this form (the message gives its number), or there are no terms.
         """
         found: dict[str, tuple[str, int]] = {}
         for number, line in enumerate(lines, start=1):
@@ -73,22 +73,22 @@ class Glossary:
 
     @classmethod
     def load(cls, path: str | Path) -> "Glossary":
-        """Read a file, or standard input for `-`; see `read`."""
+        """Read a glossary from a file, or from standard input if `path` is `-`; see `read`."""
         with open_lines(str(path), "the glossary", invalid_utf8="refuse") as text:
             return cls.read(text.lines, "standard input" if path == STANDARD else str(path))
 
     @classmethod
     def make(cls, given: "Glossary | Mapping[str, str] | str | Path") -> "Glossary":
-        """Read a file, or a mapping of source to target terms; return a `Glossary` as it is."""
+        """Read a file or a mapping of source to target terms; a `Glossary` is returned unchanged."""
         if isinstance(given, Mapping):
             return cls.read((f"{source}\t{target}" for source, target in given.items()), "the glossary")
         return given if isinstance(given, Glossary) else cls.load(given)
 
     def find(self, text: str) -> list[Term]:
-        """Return the terms in a text from left to right; of overlapping terms, the longest.
+        """Return the terms that occur in a text, from left to right; of overlapping terms, the longest.
 
-        A term is found between spaces and marks, as it is spelled; a term without capitals is also found with
-        capitals.
+        A term must stand between spaces or punctuation and be spelled as in the glossary. A term without
+        capitals also matches text with capitals.
         """
         plain, spans = normalize(text)
         starts, ends = list[int](), set[int]()
@@ -111,9 +111,9 @@ class Glossary:
         return sorted(terms)
 
     def share_targets(self, line: str, parts: Sequence[str]) -> tuple[list[list[str]], list[str]]:
-        """Return the different translations that each part of a line must contain, and those that none must.
+        """Return the distinct translations required of each part of a line, and those required of no part.
 
-        The latter are of terms that are in two parts, as the line was too long.
+        A term is required of no part if it is split over two parts, because the line was too long.
         """
         shares = [list(dict.fromkeys(term.target for term in self.find(part))) for part in parts]
         required = set[str]().union(*shares)
@@ -122,7 +122,7 @@ class Glossary:
 
     @functools.cached_property
     def _targets(self) -> dict[str, str]:
-        """The translations of terms as they are written, and as `spell` has them: the first of several."""
+        """Map each term, as written and as normalized by `spell`, to its first translation."""
         return {spell(source): target for source, target in reversed(self.terms)} | dict(self.terms)
 
     @functools.cached_property

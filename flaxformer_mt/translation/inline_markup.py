@@ -1,8 +1,8 @@
-"""The step of inline markup: tags and placeholders are taken out of a line, and put into its translation.
+"""The step for inline markup: removes tags and placeholders from a line, and puts them into its translation.
 
-An element goes around the words that its words are aligned with; a placeholder or a tag without content goes
-beside the word that it stood beside. Every tag of the line is in the result once, and elements stay nested as
-they are in the line.
+An element encloses the target words that its source words are aligned with. A placeholder, or a tag without
+content, stays next to the translation of the word that it was next to. The result contains every tag of the
+line once, with elements nested as in the line.
 """
 
 import bisect
@@ -64,12 +64,12 @@ _CORE = re.compile(r"\w(?:.*\w)?", re.DOTALL)
 
 @dataclass
 class _Item:
-    """An element, or a point: a placeholder, a tag without content or one without its counterpart.
+    """An element, or a point: a placeholder, a tag without content or a tag without its counterpart.
 
-    start, end: character positions in the plain text; begin: in the line. opening, closing: the text to put
-    back; a point has no closing text. children: the items inside, in order. space_before, space_after:
-    whether white space was removed together with a point, or surrounds the tags inside the element.
-    replaces_space: whether a space that the line does not have separates the words at the start.
+    start, end: character positions in the plain text; begin: character position in the line. opening,
+    closing: the text to put back; a point has no closing text. children: the items inside, in order.
+    space_before, space_after: for a point, whether the white space before or after it was removed with it.
+    replaces_space: whether a space that is not in the line was inserted at `start` to separate two words.
     """
 
     opening: str
@@ -86,7 +86,7 @@ class _Item:
 
 @dataclass(frozen=True)
 class MarkedLine:
-    """A line without its markup, and the markup."""
+    """A line without its markup, and the markup that was removed."""
 
     text: str
     items: tuple[_Item, ...]
@@ -97,7 +97,7 @@ class MarkedLine:
     spoken: str
 
     def find_sentences(self, language: str) -> tuple[int, ...] | None:
-        """Return where the sentences of the text start; None: where the text alone says."""
+        """Return the start of each sentence of the text; None if the text itself determines the sentences."""
         if self.spoken == self.text:
             return None
         sentences = split_sentences(self.spoken, language=language)
@@ -105,7 +105,7 @@ class MarkedLine:
 
 
 class _Word:
-    """A word of a text: the positions of its first and last character, and of those without marks around."""
+    """The character positions of a word of a text, with and without the punctuation marks around it."""
 
     def __init__(self, match: re.Match[str]) -> None:
         self.start, self.end = match.span()
@@ -115,20 +115,22 @@ class _Word:
 
 
 def unescape(text: str) -> str:
-    """Return a text with characters in place of its entities, of which "&copy" and "&section" are none."""
+    """Return a text with its entities replaced by characters; "&copy" and "&section" are not entities."""
     return _ENTITY.sub(lambda match: _read_entity(match[0]), text)
 
 
 def _read_entity(entity: str) -> str:
-    """Return the character of an entity; the entity itself if there is none of this name."""
+    """Return the character of an entity; if no entity has this name, return it unchanged."""
     known = entity[1] == "#" or entity[1:] in html.entities.html5
     return html.unescape(entity) if known else entity
 
 
 def _find_spellings(texts: Sequence[str]) -> dict[str, str]:
-    """How texts spell characters: as they do where all are entities, and &, < and > as entities if they can.
+    """Return the entity for each character that is to be written as one.
 
-    "5 &gt; 3 & &quot;" gives &gt; for >, &quot; for a quotation mark, and &lt; for <, which it lacks.
+    A character qualifies if the texts write it only as an entity; &, < and > also qualify if they occur in
+    both ways or not at all.
+    "5 &gt; 3 & &quot;" gives &gt; for >, &quot; for a quotation mark, and &lt; for <, which does not occur.
     """
     bare: set[str] = set()
     found: dict[str, str] = {}
@@ -150,7 +152,7 @@ def _find_spellings(texts: Sequence[str]) -> dict[str, str]:
 
 
 def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
-    """Take the markup out of a line; text is escaped in a document, and in a line that has an entity."""
+    """Remove the markup of a line; its text counts as escaped in a document, or if it has an entity."""
     escaped = in_document or unescape(line) != line
     root = _Item("", 0, "")
     open_items, text, last, every = [root], "", 0, list[_Item]()
@@ -195,9 +197,9 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
 
 
 def _holds_no_word(element: _Item, text: str, *, is_note: bool) -> bool:
-    """Return whether an element is put back as a point, whose spaces are those around it.
+    """Return whether to put an element back as a point.
 
-    It is one without text, or the mark of a footnote after a word.
+    This holds for an element without text, and for a footnote mark after a word.
     """
     content = text[element.start :].strip()
     is_mark = is_note and not any(map(str.isalpha, content))
@@ -215,9 +217,9 @@ def _speak(text: str, items: Sequence[_Item]) -> str:
 
 
 def peel(marked: MarkedLine) -> tuple[str, MarkedLine, str]:
-    """Take off the elements around a whole line, which need no alignment.
+    """Remove the elements that enclose a whole line and so need no alignment.
 
-    Returns their opening tags, the line and their closing tags: "<p><b>a</b></p>" has `<p><b>`, a and
+    Returns their opening tags, the line and their closing tags: "<p><b>a</b></p>" gives `<p><b>`, a and
     `</b></p>`.
     """
     before = after = ""
@@ -232,16 +234,16 @@ def peel(marked: MarkedLine) -> tuple[str, MarkedLine, str]:
 
 
 def _make_point(open_items: list[_Item]) -> None:
-    """Make the last element, without a closing tag, a point; what is in it belongs to the one around."""
+    """Turn the last open element, which has no closing tag, into a point; its children move to its parent."""
     item = open_items.pop()
     open_items[-1].children += item.children
     item.children = []
 
 
 def _take_space(item: _Item, text: str, line: str, last: int, around: _Item) -> tuple[str, int]:
-    """Remove one white space beside a point, so that two words stay separated by one.
+    """Remove one white space next to a point, so that a single space separates the words around it.
 
-    around: the element that the point is in, whose space it may be.
+    around: the element that contains the point; white space before this element stays.
     """
     following = _CLOSING_TAGS.match(line, last).end()  # type: ignore[union-attr]
     before, after = text[max(around.start, len(text) - 1) :], line[following : following + 1]
@@ -264,9 +266,10 @@ def _take_space(item: _Item, text: str, line: str, last: int, around: _Item) -> 
 
 
 def put_back(marked: MarkedLine, text: str, alignment: Alignment, starts: Sequence[int] = ()) -> str:
-    """Put the markup of a line into its translation, whose words are aligned with those of the line.
+    """Put the markup of a line into its translation, according to the word alignment.
 
-    `starts`: where the translations of sentences start in `text`, if they were translated apart.
+    `starts`: where the translation of each sentence starts in `text`, if sentences were translated
+    separately.
     """
     if not marked.items:
         return _spell(marked, text)
@@ -274,7 +277,7 @@ def put_back(marked: MarkedLine, text: str, alignment: Alignment, starts: Sequen
 
 
 def _spell(marked: MarkedLine, text: str) -> str:
-    """Write text of a translation as the line spells it; what is bare there must not become markup here."""
+    """Escape text of a translation as the line does; an unescaped character must not turn into markup."""
     if not marked.escaped:
         return text
     entities = {match.start() for match in _ENTITY.finditer(text) if unescape(match[0]) != match[0]}
@@ -287,7 +290,7 @@ def _spell(marked: MarkedLine, text: str) -> str:
 
 
 class _Layout:
-    """The places of all items in a translation."""
+    """Places all items of a line in its translation."""
 
     def __init__(self, marked: MarkedLine, text: str, alignment: Alignment, starts: Sequence[int]) -> None:
         self.marked, self.text = marked, text
@@ -314,16 +317,17 @@ class _Layout:
         return "".join(self.parts)
 
     def _copy(self, end: int) -> None:
-        """Copy the text up to a position, unless more has been copied."""
+        """Copy the text up to a position, unless it has already been copied."""
         if end > self.cursor:
             piece = self.text[self.cursor : end]
             self.parts.append(_spell(self.marked, piece))
             self.cursor = end
 
     def _write_items(self, items: Sequence[_Item], low: int, high: int) -> None:
-        """Write items in the order of their places inside words [low, high), none across another.
+        """Write items within words [low, high) in the order of their places, without overlap.
 
-        Each element that had a word has one. What finds none is put into the element before.
+        Each element that contained a word gets at least one. An element without a word goes inside the
+        preceding element.
         """
         found = [self._find(item) for item in items]
         moved = _move_out(found)
@@ -401,7 +405,7 @@ class _Layout:
         self.parts.append(opening)
 
     def _find_inside(self, item: _Item, source: _Word | None, target: _Word) -> int:
-        """Return the place in a target word of a point that is inside a source word, or after it."""
+        """Return the place in a target word of a point that is inside a source word, or directly after it."""
         if source is None:
             return target.core_end
         if self.marked.text[source.start : source.end] == self.text[target.start : target.end]:
@@ -413,29 +417,29 @@ class _Layout:
         return target.core_end if before_marks else target.end
 
     def _find_marks(self, item: _Item, gap: int) -> tuple[int, int]:
-        """Return the place of the marks at a gap, for an element that has nothing but marks of a word."""
+        """Return the place of the punctuation at a gap, for an element that contains only punctuation."""
         number = self._word_before(item)
         if gap and number is not None and item.start < self.source[number].end:
             return self.target[gap - 1].core_end, self.target[gap - 1].end
         return self._gap(gap), self.target[gap].core_start if gap < len(self.target) else self._gap(gap)
 
     def _gap(self, gap: int) -> int:
-        """Position of the gap before a target word; the last one is at the end of the last word."""
+        """Return the position of the gap before a target word; the last gap is after the last word."""
         if gap < len(self.target):
             return self.target[gap].start
         return self.target[-1].end if self.target else 0
 
     def _words_inside(self, item: _Item) -> range:
-        """Return the source words of an element; one that is partly inside counts, marks alone do not."""
+        """Return the source words of an element, including partial words but not lone punctuation marks."""
         if item.closing is None:
             return range(0)
         first = bisect.bisect_right(self.source, item.start, key=lambda word: word.core_end)
         return range(first, bisect.bisect_left(self.source, item.end, key=lambda word: word.core_start))
 
     def _has_marks(self, item: _Item, words: Sequence[int], *, before: bool) -> bool:
-        """Return whether the marks before the first word, or after the last, belong into an element.
+        """Return whether punctuation before the first or after the last word belongs inside an element.
 
-        They do if the element contains such marks in the line, or all words of the line.
+        It does if the element contains such punctuation in the line, or contains all words of the line.
         """
         if not words:
             return False
@@ -450,9 +454,9 @@ class _Layout:
         return count - 1 if count else None
 
     def _find(self, item: _Item) -> tuple[int, int, int]:
-        """Return the target words [start, end) of an item, and how many its elements need.
+        """Return the target words [start, end) of an item, and the number of words that its elements need.
 
-        For a point, start equals end: the word after it.
+        For a point, start and end are both the word after the point.
         """
         if id(item) in self.found:
             return self.found[id(item)]
@@ -474,8 +478,9 @@ class _Layout:
         return start, end, least
 
     def _find_gap(self, item: _Item) -> int:
-        """Return the gap of a point: beside the word that it touched, else before the next or after
-        the last.
+        """Return the gap between target words that a point goes to.
+
+        It is next to the word that the point touches; else before the next or after the last aligned word.
         """
         before = self._word_before(item)
         following = 0 if before is None else before + 1
@@ -493,9 +498,10 @@ class _Layout:
         return len(self.target) if following else 0
 
     def _find_boundary(self, item: _Item) -> int | None:
-        """Return the first target word of the sentence that a point between two sentences is before.
+        """Return the first target word of the sentence after a point that is between two sentences.
 
-        Sentences are translated apart: the words of each are linked to those of its translation alone.
+        Sentences are translated separately, so the words of a sentence are aligned only with its own
+        translation.
         """
         before = self._word_before(item)
         if before not in self.ends or before + 1 not in self.ends or item.start < self.source[before].end:
@@ -506,7 +512,7 @@ class _Layout:
 
 
 def _move_out(found: Sequence[tuple[int, int, int]]) -> dict[int, int]:
-    """Return where a point at each gap goes: inside an element that it is no part of, to its nearer edge."""
+    """Map the gap of each point to one outside all elements: a point inside one moves to the nearer edge."""
     gaps = sorted({start for start, end, _ in found if start == end})
     edges = gaps.copy()
     for first, stop in [(start, end) for start, end, _ in found if end > start] if gaps else ():
@@ -517,10 +523,10 @@ def _move_out(found: Sequence[tuple[int, int, int]]) -> dict[int, int]:
 
 
 def _best_run(linked: set[int], words: range, sources: int, targets: int) -> tuple[int, int]:
-    """Return the target words [start, end) with the most linked words beyond the others among them.
+    """Return the target words [start, end) that contain the most linked words minus unlinked words.
 
-    Of equally good runs, of one word the one nearest to the place of the word in its sentence, of several
-    words the longest.
+    Of equally good runs, several source words take the longest; a single source word takes the run nearest to
+    its relative position in the sentence.
     """
     expected = (sum(words) / len(words) + 0.5) / sources * targets
     runs, least, starts = [], math.inf, list[int]()
@@ -543,7 +549,7 @@ def _best_run(linked: set[int], words: range, sources: int, targets: int) -> tup
 
 
 class InlineMarkup(Step):
-    """Takes the markup out of lines, and puts it into their translations, whose words are aligned for it."""
+    """Removes the markup of lines and puts it into their translations, for which words are aligned."""
 
     def before(self, segments: list[Segment]) -> list[Segment]:
         for line in segments:
@@ -562,7 +568,7 @@ class InlineMarkup(Step):
 
 
 def put_back_all(marked: MarkedLine, translation: Translation, *, keep_alignment: bool) -> Translation:
-    """Put the markup of a line into its translation and the alternatives."""
+    """Put the markup of a line into its translation and into the alternatives."""
     return replace(
         translation,
         text=put_back(marked, translation.text, translation.alignment or (), translation.sentence_starts),

@@ -1,4 +1,4 @@
-"""The translation of a line, joined from those of its sentences and other parts."""
+"""Joins the translations of the sentences and other parts of a line."""
 
 import bisect
 import dataclasses
@@ -22,9 +22,9 @@ _UNSPACED = re.compile(
 
 
 def join_parts(line: Segment, *, eos_id: int) -> Translation:
-    """Return the translation of a line, given those of its parts in order; an empty one without parts.
+    """Return the translation of a line, joined from its parts in order; it is empty if there are no parts.
 
-    Log-probabilities and scores are sums over parts. The n_best hypotheses are the combinations with the
+    Log-probabilities and scores are summed over parts. The n_best hypotheses are the combinations with the
     highest sums: with scores -1 and -3 for one part, -2 and -2.5 for another, the best score is -1 - 2 and
     the second best -1 - 2.5.
     """
@@ -52,7 +52,7 @@ def join_parts(line: Segment, *, eos_id: int) -> Translation:
 
 
 def _unlink(linked: Any) -> list[Translation]:
-    """Return the hypotheses of a pair of the last one and such a pair of those before."""
+    """Return the hypotheses of a linked list of pairs (last hypothesis, list before it), first to last."""
     hypotheses = []
     while linked is not None:
         hypothesis, linked = linked
@@ -61,7 +61,7 @@ def _unlink(linked: Any) -> list[Translation]:
 
 
 def _add_up(line: Segment, hypotheses: Sequence[Translation], eos_id: int) -> Translation:
-    """Return the translation of a line by one hypothesis of each part."""
+    """Return the translation of a line, joined from one hypothesis per part."""
     parts = line.parts
     source_starts = [part.start + len(part.text) - len(part.text.lstrip()) for part in parts]
     spaces = [
@@ -103,28 +103,28 @@ def _add_up(line: Segment, hypotheses: Sequence[Translation], eos_id: int) -> Tr
 
 
 def _shift(index: int, offset: int, tag_size: int) -> int:
-    """Return the index in the line of a word or piece of a part that begins with a repeated tag."""
+    """Convert the index of a word or subword in a part, which begins with a copy of the tag, to the line."""
     return index if index < tag_size else index - tag_size + offset
 
 
 def _space_before(text: str, start: int) -> str:
-    """Return the white space that ends before a position, with spaces for odd characters that end lines."""
+    """Return the white space before `start`; unusual line separators in it are replaced by spaces."""
     before = text[:start]
     return _ODD_LINE_ENDS.sub(" ", before[len(before.rstrip()) :])
 
 
 def _word_indices(text: str, starts: Sequence[int]) -> list[int]:
-    """Return the index of the word of the character at each start: in "ab cd", 0 for "a" and 1 for "d"."""
+    """Return the word index of the character at each start: in "ab cd", 0 for "a" and 1 for "d"."""
     word_starts = [match.start() for match in WORD.finditer(text)]
     return [max(0, bisect.bisect_right(word_starts, start) - 1) for start in starts]
 
 
 def join_translations(translations: Sequence[str], spaces: Sequence[str]) -> tuple[str, list[int]]:
-    """Join the translations of a text's parts; return also the index of each one's first character.
+    """Join the translations of a text's parts; return also the start of each translation.
 
-    Between two of them is the white space of the text as it is, line breaks included; but where it is a
-    single space or none, there is a space, and none beside Chinese or Japanese. ["A b.", "", "C d."] gives
-    "A b. C d.", and ["你好。", "再见。"] gives "你好。再见。". `spaces` are those before the parts.
+    `spaces` is the white space before each part of the text. This white space is kept between translations,
+    line breaks included; but if it is a single space or empty, it becomes one space, or none next to Chinese
+    or Japanese. ["A b.", "", "C d."] gives "A b. C d.", and ["你好。", "再见。"] gives "你好。再见。".
     """
     joined: list[str] = []
     starts: list[int] = []
@@ -142,5 +142,5 @@ def join_translations(translations: Sequence[str], spaces: Sequence[str]) -> tup
 
 
 def is_unspaced(character: str) -> bool:
-    """Return whether a character is Chinese or Japanese, punctuation included: written without spaces."""
+    """Return whether a character is Chinese or Japanese, punctuation included, which has no spaces."""
     return _UNSPACED.match(character) is not None

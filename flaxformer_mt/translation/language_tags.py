@@ -1,4 +1,4 @@
-"""The languages that a model translates, and the step that puts their tags before lines."""
+"""The languages that a model translates, and the step that adds language tags to lines."""
 
 import difflib
 import functools
@@ -29,7 +29,7 @@ _LANGUAGE_TAGS = re.compile(rf"[{BLANKS}]*(?:(?:{_TAG})[{BLANKS}]*)+")
 
 
 class LineTags(NamedTuple):
-    """What is put before each line: `added`, unless the line begins with one of the tags in `known`."""
+    """The tags to put before each line: `added`, unless the line begins with one of the tags in `known`."""
 
     added: str
     # None are known where the request names the language: a tag in a line is then text.
@@ -57,10 +57,10 @@ class LineTags(NamedTuple):
 
 
 class LanguageTags(Step):
-    """Finds the languages of lines, and the tags that the model reads before each part of a line."""
+    """Determines the languages of lines, and the tags that the model reads before each part of a line."""
 
     def __init__(self, data: DataConfig, vocabs: Vocabs, *, lines_have_tags: bool = False) -> None:
-        """`lines_have_tags`: whether lines whose request names no language bring their tags along."""
+        """`lines_have_tags`: whether a line begins with its tags if its request names no language."""
         self._data, self._vocabs, self._lines_have_tags = data, vocabs, lines_have_tags
         self._choose = functools.cache(self._choose_tags)
         self._count = functools.cache(lambda tags: len(vocabs.source.tokenize(tags)) - 1)  # without eos
@@ -86,9 +86,9 @@ class LanguageTags(Step):
 
 
 def find_language_tags(line: str) -> str:
-    """Return the language tags that a line starts with, with the white space around them; "" if none.
+    """Return the language tags at the start of a line, with the white space around them; "" if none.
 
-    ">>fr<< der Hund" gives ">>fr<< ", and "<2de>a dog" gives "<2de>". A line of tags alone has none.
+    ">>fr<< der Hund" gives ">>fr<< ", and "<2de>a dog" gives "<2de>". A line that has only tags gives "".
     """
     match = _LANGUAGE_TAGS.match(line)
     return match[0] if match and match.end() < len(line) else ""
@@ -101,12 +101,12 @@ def choose_line_tags(
     *,
     vocab_tags: Mapping[str, int] = MappingProxyType({}),
 ) -> LineTags:
-    """Return the tags that lines get, to be translated from and to these languages.
+    """Return the tags to put before lines for translation between these languages.
 
     Args:
       data: the config that the model was trained with.
-      source_language, target_language: None: the one that the model has, or that the tags of lines name.
-      vocab_tags: the tags of a pretrained vocabulary, whose languages the model has besides those of `data`.
+      source_language, target_language: None: the model's only language, or the one that a line's tag names.
+      vocab_tags: the tags of a pretrained vocabulary, for languages that the model knows besides `data`'s.
     """
     directions = find_directions(data)
     by_side = {"source": source_language, "target": target_language}
@@ -145,7 +145,7 @@ def choose_line_tags(
 
 
 def check_language(language: str, flag: str, data: DataConfig, vocab_tags: Mapping[str, int]) -> None:
-    """Check that the vocabulary of a pretrained model has a tag for the language that a flag names."""
+    """Raise UserError if the vocabulary of a pretrained model has no tag for the language given by a flag."""
     try:
         tag = spell_tag(data.tag_style, language)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""The step for letter cases that training lacked: sentences are translated in sentence case, and put back."""
+"""The step that puts letter cases that training lacked into sentence case, and restores them afterwards."""
 
 import dataclasses
 import functools
@@ -20,25 +20,25 @@ _KNOWN = 0.005
 
 
 def choose_cases(capitals: Capitals, shares: Mapping[str, float] | None) -> frozenset[str]:
-    """Return the letter cases (of `CASES`) that are changed, by their shares of the training lines.
+    """Return the letter cases (of `CASES`) to change, which are rare among the training lines.
 
-    None: unknown; then `auto` changes none.
+    `shares`: the share of each letter case in the training lines. None: unknown; `auto` then changes none.
     """
     known = shares if capitals == "auto" else dict.fromkeys(CASES, 0.0 if capitals == "always" else 1.0)
     return frozenset(case for case, share in (known or {}).items() if share < _KNOWN)
 
 
 class LetterCase(Step):
-    """Puts sentences of some letter cases in sentence case, and their translations back.
+    """Puts sentences of some letter cases into sentence case, and restores the case in their translations.
 
-    Sentences of lines with a prefix, required phrases or terms of a glossary stay as they are: their
-    translations have text as it is given.
+    Sentences of lines with a prefix, required phrases or glossary terms stay unchanged, because their
+    translations must contain the given text as it is.
     """
 
     counted = "sentences that --capitals has changed"
 
     def __init__(self, cases: frozenset[str], vocab: Vocab) -> None:
-        """`cases`: those of `CASES` that are changed; `vocab`: of the sources."""
+        """`cases`: the letter cases (of `CASES`) to change; `vocab`: the source vocabulary."""
         self._cases, self._vocab = cases, vocab
         # Of the words of a long text, whose halves are read again.
         self._choose = functools.lru_cache(maxsize=1 << 12)(self._choose_spelling)
@@ -63,16 +63,16 @@ class LetterCase(Step):
         return dataclasses.replace(translation, text=text, alternatives=others)
 
     def lower(self, text: str, language: str) -> str:
-        """Return a text in sentence case, with the capitals that it has in other texts.
+        """Return a text in sentence case, with the capitals that its words usually have.
 
-        Of the spellings of each word, that of the fewest pieces is the usual one: MANN is Mann in German
-        and STRASSE is Straße, if the vocabulary is of such text.
+        The usual spelling of a word is the one with the fewest subwords: in German, MANN becomes Mann and
+        STRASSE becomes Straße, if the vocabulary was trained on such text.
         """
         begin = len(text) - len(text.lstrip())
         return re.sub(r"\S+", lambda word: self._choose(word[0], word.start() == begin, language), text)
 
     def _choose_spelling(self, word: str, first: bool, language: str) -> str:
-        """Return the usual spelling of a word; `first`: at the beginning of a sentence."""
+        """Return the usual spelling of a word; `first`: whether the word begins a sentence."""
         spellings, counts = _spell(word, language, first=first), []
         for ids in map(list, self._vocab.tokenize_all(spellings)):  # of an unknown piece, any other is better
             counts.append(len(ids) + 9 * ids.count(self._vocab.unk_id))
@@ -82,7 +82,7 @@ class LetterCase(Step):
 
 
 def _spell(word: str, language: str, *, first: bool) -> list[str]:
-    """Return the spellings of a word; of equally good ones, the first is taken."""
+    """Return the possible spellings of a word; of equally good spellings, the first is preferred."""
     low = change_case(word, "lower_case", language)
     if language[:2] == "en":
         low = re.sub(r"\bi\b", "I", low)
@@ -93,7 +93,7 @@ def _spell(word: str, language: str, *, first: bool) -> list[str]:
 
 
 def put_back(text: str, case: str, language: str, source: str) -> str:
-    """Put the translation of a sentence into the letter case of the sentence."""
+    """Put the translation of a sentence into the letter case of the source sentence."""
     if case == "title_case" and not "".join(re.findall(r"(?<!\S)[^\w\s]*([^\W\d_])", source)).isupper():
         words = rf"^\W*\w+|[^\W\d_]{{{SHORT_WORD + 1},}}"  # short ones are small in the sentence too
         return re.sub(words, lambda word: change_case(word[0], "title_case", language), text)

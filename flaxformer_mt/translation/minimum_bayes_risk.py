@@ -1,8 +1,8 @@
-"""The choice among several translations of a sentence: by minimum Bayes risk, or by a scorer (reranking).
+"""Chooses among several translations of a sentence: by minimum Bayes risk, or by a scorer (reranking).
 
-Minimum Bayes risk takes the candidate with the highest expected utility. The expectation is over the
-candidates as references (Eikema and Aziz 2020): samples count equally, as often as each was drawn; hypotheses
-of beam search by their probabilities. Scorers from outside are slow, so that some candidates are references.
+Minimum Bayes risk takes the candidate with the highest expected utility, with all candidates as references
+(Eikema and Aziz 2020). Samples count equally, each as often as it was drawn; hypotheses of beam search are
+weighted by their probabilities. External scorers are slow, so they compare with at most 16 references.
 """
 
 import dataclasses
@@ -32,10 +32,10 @@ MOST_REFERENCES = 16
 
 
 def _count_overlaps(bags: Sequence[Iterable[str]]) -> tuple[np.ndarray, np.ndarray]:
-    """Count the elements of each of N bags [N], and those that two bags share [N, N].
+    """Count the elements of each of N bags, [N], and the elements that each two bags share, [N, N].
 
-    An element that two bags have 2 and 3 times is shared twice. The k-th occurrence of an element is a
-    feature of its own, so that bags are rows of zeros and ones.
+    An element that occurs twice in one bag and three times in another is shared twice. The k-th occurrence of
+    an element is a separate feature, so each bag is a row of zeros and ones.
     """
     features: dict[tuple[str, int], int] = {}
     places: list[list[int]] = []
@@ -52,7 +52,7 @@ def _count_overlaps(bags: Sequence[Iterable[str]]) -> tuple[np.ndarray, np.ndarr
 
 
 def score_chrf(texts: Sequence[str]) -> Float[np.ndarray, "N N"]:
-    """Return the chrF of each text, from 0 to 100, with each text as its reference: 6-grams, beta 2."""
+    """Return the chrF (6-grams, beta 2), from 0 to 100, of each text against each text as its reference."""
     joined = ["".join(text.split()) for text in texts]
     shape = (len(texts), len(texts))
     precision, recall, orders = np.zeros(shape), np.zeros(shape), np.zeros(shape)
@@ -71,7 +71,7 @@ def score_chrf(texts: Sequence[str]) -> Float[np.ndarray, "N N"]:
 
 
 def check_choice(search: SearchConfig) -> None:
-    """Raise UserError for names of scorers that nothing defines, or that cannot rerank."""
+    """Raise UserError if search.mbr or search.rerank names an unknown or unsuitable scorer."""
     if search.mbr:
         scorer = find_metric(search.mbr, "search.mbr").scorer
         if scorer is not None and scorer.by_direction:
@@ -84,14 +84,14 @@ def check_choice(search: SearchConfig) -> None:
 
 
 def count_candidates(search: SearchConfig, n_best: int) -> int:
-    """Return how many hypotheses of a sentence the search must find for the n best."""
+    """Return how many hypotheses per sentence the search must return to choose the n best."""
     return search_width(search, n_best) if search.mbr or search.rerank else n_best
 
 
 def rank_candidates(found: Sequence[Ranked], search: SearchConfig) -> list[Ranked]:
-    """Return the translation of each segment as the best of n_best of its hypotheses or samples.
+    """Return each segment with its n_best translations, chosen among its hypotheses or samples.
 
-    Scorers from outside are asked once for all segments, and runs for all those of a direction.
+    External scorers are called once for all segments; runs are called once for all segments of a direction.
     """
     chosen = {number: best.n_best for number, (_, best) in enumerate(found) if best.tokens}
     sources = [segment.text for segment, _ in found]
@@ -120,11 +120,11 @@ def rank_candidates(found: Sequence[Ranked], search: SearchConfig) -> list[Ranke
 
 
 def weigh_references(candidates: Sequence[Translation], search: SearchConfig) -> dict[str, float]:
-    """Return the texts with which all candidates are compared, and their weights, which sum to 1.
+    """Return the texts that serve as references for all candidates, and their weights, which sum to 1.
 
-    References count by their probabilities, or samples equally. A scorer from outside has 16 at most, so that
-    its work does not grow with the square of the candidates (N-by-S, Eikema and Aziz 2022): of a beam the
-    best, and of samples, which come best first, as well, a systematic sample.
+    Hypotheses of beam search are weighted by their probabilities, samples equally. An external scorer gets at
+    most 16 references, so its work grows linearly with the number of candidates (N-by-S, Eikema and Aziz
+    2022): the 16 best hypotheses of a beam, or 16 samples at regular intervals of their ranking by score.
     """
     count = len(candidates)
     if find_metric(search.mbr, "search.mbr").scorer is not None and count > MOST_REFERENCES:
@@ -144,9 +144,9 @@ def _rescore(hypothesis: Translation, score: float, weight: float | None) -> Tra
 
 
 def compare_texts(groups: Sequence[Compared], name: str) -> list[Float[np.ndarray, "N R"]]:
-    """Return the utilities of the texts of each source: at row i, column j of text i with reference j.
+    """Return a matrix for each source: row i, column j is the utility of text i with reference j.
 
-    BLEU has the tokenizer that the script of a source's references needs.
+    BLEU uses the tokenizer that the script of the source's references needs.
     """
     if name == "chrf" and all({*texts} >= {*references} for _, texts, references in groups):
         return [score_chrf(texts)[:, [*map(texts.index, references)]] for _, texts, references in groups]
@@ -170,10 +170,10 @@ def distinct_texts(candidates: Sequence[Translation]) -> list[str]:
 def choose_candidates(
     candidates: Sequence[Translation], expected: Float[np.ndarray, "N"]
 ) -> list[Translation]:
-    """Return the candidates of different texts, the highest expected utility first, which is their score.
+    """Return candidates with distinct texts, ordered by expected utility, which becomes their score.
 
-    Of equal texts the first candidate stands for all; of equal utilities (those of `distinct_texts`), the
-    earlier text comes first.
+    `expected` are the utilities of `distinct_texts(candidates)`. Of candidates with the same text, the first
+    is kept; texts with equal utilities keep their order.
     """
     first: dict[str, Translation] = {}
     for candidate in candidates:

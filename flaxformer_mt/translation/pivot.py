@@ -1,4 +1,4 @@
-"""Translation through a pivot language: the request that follows from the translation of another."""
+"""Translation through a pivot language: a second model translates the translations of a first."""
 
 import collections
 import dataclasses
@@ -19,15 +19,15 @@ Directions = tuple[Direction, Direction]
 
 
 class PivotLine:
-    """A request on its way: what both models are asked, and the translation made of their answers.
+    """A request translated by two models: builds the requests to both and joins their translations.
 
-    The second model translates all hypotheses of the first, with the sentences that the first has found. Of
-    the n_best hypotheses of each, those with the best sums of both scores are kept, and of equal texts the
-    best.
+    The second model translates every hypothesis of the first, divided into the sentences of the first model's
+    output. Of all pairs of hypotheses, the n_best with the highest sums of both scores are kept, and of equal
+    texts only the best.
     """
 
     def __init__(self, request: Request, directions: Directions, *, apart: bool) -> None:
-        """Prepare the request for the first model; `apart`: whether it divides lines into sentences."""
+        """Prepare the request to the first model; `apart`: whether it divides lines into sentences."""
         wanted = request.annotations
         if wanted.alignments == "pieces":
             raise UserError(
@@ -58,7 +58,7 @@ class PivotLine:
         )
 
     def follow(self, first: Translation) -> list[Request]:
-        """Return the requests to the second model: one for each hypothesis of the first."""
+        """Return the requests to the second model, one for each hypothesis of the first model."""
         needed = self.first.annotations._replace(token_log_probs=self.request.annotations.token_log_probs)
         return [
             dataclasses.replace(
@@ -73,7 +73,7 @@ class PivotLine:
         ]
 
     def join(self, first: Translation, second: Iterable[Translation]) -> Translation:
-        """Return the translation of the line, given those of each hypothesis of the first model."""
+        """Return the translation of the line; `second` translates each hypothesis of the first model."""
         pairs = [(one, two) for one, best in zip(first.n_best, second, strict=True) for two in best.n_best]
         best: dict[str, Translation] = {}
         for joined in sorted((_join(one, two) for one, two in pairs), key=lambda one: -one.score):
@@ -101,7 +101,7 @@ def _join(first: Translation, second: Translation) -> Translation:
 
 
 def join_alignments(first: Alignment, second: Alignment) -> Alignment:
-    """Return the pairs of words that are aligned through a word of the pivot language.
+    """Return the pairs of source and target words that are aligned with the same word of the pivot language.
 
     ((0, 1), (1, 0)) and ((0, 0), (1, 1)) give (1, 0), (0, 1).
     """
@@ -115,7 +115,7 @@ def join_alignments(first: Alignment, second: Alignment) -> Alignment:
 def choose_pivot(
     first: DataConfig, second: DataConfig, source: str | None = None, target: str | None = None
 ) -> Directions:
-    """Return the directions of two models through a pivot language, between these languages if given."""
+    """Return the two directions that lead through a pivot language, from `source` to `target` if given."""
     directions = find_directions(first), find_directions(second)
     fitting = [
         (one, two)
@@ -135,7 +135,7 @@ def choose_pivot(
 
 @dataclasses.dataclass(frozen=True)
 class PivotEngines:
-    """Two engines of which the second translates the translations of the first."""
+    """Two engines, of which the second translates the translations of the first."""
 
     first: Engine
     second: Engine

@@ -1,4 +1,4 @@
-"""What a translation engine is asked and answers."""
+"""Requests to a translation engine, and their answers."""
 
 import dataclasses
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -18,17 +18,18 @@ class Request:
     Attributes:
       text: the source; "" for a language model.
       id: identifies the answer; unique among the requests of an engine.
-      seed: makes the samples of equal texts differ. For a line of a file, its number, which messages name.
-      prefix: what the translation begins with.
+      seed: gives equal texts different samples. For a line of a file, the line number, which messages report.
+      prefix: the text that the translation begins with.
       required: phrases that the translation contains.
       glossary: terms of the source, and their translations.
       n_best: maximum number of hypotheses, the translation itself included.
       source_language: for a multilingual model. None: the tag at the start of the text names it.
       target_language: for a multilingual model. None: the tag at the start of the text names it.
       annotations: additional output, and whether markup is taken out and put back.
-      sentence_starts: where the sentences of the text start; None, or with markup: the engine finds them.
-      context: the lines before this one in its document, the nearest last, for a model with data.context;
-        None: the line is in no document.
+      sentence_starts: where the sentences of the text start. None, or a text with markup: the engine finds
+        them.
+      context: the preceding lines of the document, the nearest last, for a model with data.context. None: the
+        line is not part of a document.
     """
 
     text: str
@@ -46,7 +47,7 @@ class Request:
 
     @property
     def phrases(self) -> list[str]:
-        """The required phrases; a blank one requires nothing."""
+        """The required phrases, without blank ones."""
         return [phrase for phrase in self.required if not is_blank(phrase)]
 
 
@@ -58,10 +59,10 @@ def make_requests(
     documents: Documents | None = None,
     **fields: Any,
 ) -> Iterator[Request]:
-    """Yield a request for each line, whose number is its seed; `fields` are those of all requests.
+    """Yield a request for each line, with the line number as its seed; `fields` are shared by all requests.
 
-    `constraints` are what messages call a field, and its value of each line (None: the default); `documents`
-    what the lines come from, if they have lines before them.
+    `constraints` map each field to its name in messages and its values, one per line (None: the default).
+    `documents`: the documents of the lines, if the model reads preceding lines.
     """
     columns = {
         name: (what, iter(values)) for name, (what, values) in constraints.items() if values is not None
@@ -82,7 +83,7 @@ def make_requests(
 
 
 def count_message(what: str, count: int, num_lines: int) -> str:
-    """Say that the constraints of lines are not as many as the lines."""
+    """Return the message that the number of constraints differs from the number of lines."""
     return (
         f"there are {count} {what} for {num_lines} lines; give one for each line, an empty one for a line "
         "without constraint"
@@ -94,7 +95,7 @@ Answer = tuple[Any, Translation | Exception]
 
 
 def check_lines(lines: Sequence[str], *, first_line: int = 1) -> None:
-    """Raise UserError for lines that are one string, or are not all strings; count from `first_line`."""
+    """Raise UserError if `lines` is one string, or has an element that is not a string."""
     if isinstance(lines, str):
         raise UserError("translate takes a list of lines, but got one string; put the string in a list")
     for number, line in enumerate(lines, start=first_line):

@@ -1,4 +1,4 @@
-"""Translations with their scores, as a search's hypotheses give them."""
+"""Translations of lines with their scores and annotations."""
 
 import dataclasses
 import math
@@ -20,9 +20,9 @@ class Annotations(NamedTuple):
     # Alignments of words (separated by white space) or of subwords; None: no alignments.
     alignments: Literal["words", "pieces"] | None = None
     # Decoder layer whose attention gives the alignments, counted from 0; negative: counted from the last
-    # layer. None, and no head: the layer and head that were trained on alignments, if all models have the
-    # same `model.alignment`, otherwise the second-to-last or only layer. The trained step is also used if
-    # layer and head are the trained ones.
+    # layer. If layer and head are None: the layer and head that were trained on alignments, if all models
+    # have the same `model.alignment`; otherwise the second-to-last or only layer. If layer and head are given
+    # and equal the trained ones, the decoding step that they were trained for is used as well.
     layer: int | None = None
     # Attention head; None: the mean of all heads.
     head: int | None = None
@@ -30,17 +30,18 @@ class Annotations(NamedTuple):
     attention: bool = False
     # Whether tags and placeholders are taken out of lines and put into translations.
     markup: bool = False
-    # Whether alignments serve to place markup. Then every source word is aligned, and marks count little.
+    # Whether alignments are used to place markup: every source word is then aligned, and punctuation marks
+    # have little weight.
     for_markup: bool = False
 
     @property
     def watched_any(self) -> bool:
-        """Whether attention weights are needed at all."""
+        """Whether attention weights are needed."""
         return self.alignments is not None or self.attention
 
     @property
     def needs_reading(self) -> bool:
-        """Whether translations take a forward pass."""
+        """Whether the annotations take another forward pass."""
         return self.watched_any or self.token_log_probs
 
 
@@ -67,17 +68,17 @@ class Translation:
     alternatives: tuple["Translation", ...] = ()
     # Log-probability of each token, if requested; they add up to log_prob.
     token_log_probs: tuple[float, ...] | None = None
-    # Pairs of source and target words (or pieces), if requested, in the order of the target.
+    # Pairs of source and target words (or subwords), if requested, in the order of the target.
     alignment: Alignment | None = None
-    # Number of parts in which the line was translated. For several parts, tokens are the tokens of all parts,
-    # each with its eos, and scores are sums over parts.
+    # Number of parts in which the line was translated. If there are several, `tokens` are the tokens of all
+    # parts, each part with its eos, and scores are sums over parts.
     parts: int = 1
-    # Where the translations of the sentences start in the text, if the line was split into several.
+    # Where the translation of each sentence starts in `text`, if the line was split into several sentences.
     sentence_starts: tuple[int, ...] = ()
-    # Attention weights [target piece][source piece] without eos, if requested, and if the line was translated
-    # as one part.
+    # Attention weights [target subword][source subword] without eos, if requested and if the line was
+    # translated as one part.
     attention: tuple[tuple[float, ...], ...] | None = None
-    # Pieces of the source, if there are attention weights.
+    # Subwords of the source, if there are attention weights.
     source_pieces: tuple[str, ...] = ()
 
     @property
@@ -92,14 +93,14 @@ FAILED = Translation(text="", score=-math.inf, log_prob=-math.inf, tokens=())
 
 
 def rank(hypotheses: Sequence[Translation]) -> Translation:
-    """Return the first of hypotheses, with the others as its alternatives."""
+    """Return the first hypothesis, with the others as its alternatives."""
     if len(hypotheses) == 1 and not hypotheses[0].alternatives:
         return hypotheses[0]
     return dataclasses.replace(hypotheses[0], alternatives=tuple(hypotheses[1:]))
 
 
 def check_phrases(translation: Translation, phrases: Sequence[str]) -> Translation:
-    """Mark whether a translation, and each of its alternatives, contains all phrases."""
+    """Set `satisfied` of a translation and its alternatives to whether each contains all phrases."""
     text = spell(translation.text)
     return dataclasses.replace(
         translation,
@@ -109,9 +110,9 @@ def check_phrases(translation: Translation, phrases: Sequence[str]) -> Translati
 
 
 def drop_repeated(translation: Translation) -> Translation:
-    """Return a translation without the alternatives whose text a better hypothesis already has.
+    """Return a translation without alternatives whose text a better hypothesis already has.
 
-    Different segmentations of one text are different hypotheses, each with its own score.
+    A text can be segmented into subwords in several ways; each is a separate hypothesis with its own score.
     """
     first = {one.text: one for one in reversed(translation.n_best)}
     others = tuple(one for one in translation.alternatives if one is first[one.text])
@@ -123,5 +124,5 @@ _LINE_ENDS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " "
 
 
 def one_line(text: str) -> str:
-    """Return a text without ends of lines."""
+    """Replace the line breaks in a text by spaces."""
     return text.translate(_LINE_ENDS)

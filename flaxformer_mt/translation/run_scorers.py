@@ -1,4 +1,4 @@
-"""Trained runs as scorers: the log-probability per token that a model gives to texts of known languages."""
+"""Trained runs as scorers: log-probabilities per token of texts whose languages are known."""
 
 import functools
 import re
@@ -27,7 +27,7 @@ _LOCK = threading.Lock()
 
 
 def make_run_scorer(text: str, name: str | None) -> OutsideScorer:
-    """Return the scorer that run:RUN or run:RUN,run:RUN defines; it loads models when it is first asked."""
+    """Return the scorer of run:RUN or run:RUN,run:RUN; the models are loaded at the first call."""
     runs = [RunScorer(one) for one in text.removeprefix("run:").split(",run:")]
     name = name or "+".join(re.sub(r"[^\w+-]", "_", one.folder.name) for one in runs)
     shown = ",".join(f"run:{one.name}" for one in runs)
@@ -42,10 +42,10 @@ def make_run_scorer(text: str, name: str | None) -> OutsideScorer:
 
 
 class RunScorer:
-    """Scores pairs of texts by the model of a run."""
+    """Scores pairs of texts with the model of a run."""
 
     def __init__(self, text: str) -> None:
-        """Find a run, RUN or RUN@CHECKPOINT, and its checkpoint."""
+        """Find the run and the checkpoint that RUN or RUN@CHECKPOINT names."""
         run, checkpoint = split_checkpoint(text)
         if not run:
             raise UserError("it names no run; give run:RUN")
@@ -57,7 +57,7 @@ class RunScorer:
         self.name = f"{run}@{self._checkpoint}"
 
     def __call__(self, sources: Sequence[str], hypotheses: Sequence[str], task: Direction) -> np.ndarray:
-        """Score the source given the translation, the reverse, or by a language model one of both alone."""
+        """Score sources given hypotheses, or the reverse; with a language model, score one side alone."""
         texts = Direction("", task.target), Direction("", task.source)
         for direction in (task.reverse, task, *texts):
             if direction in self.directions:
@@ -67,7 +67,7 @@ class RunScorer:
     def score(
         self, sources: Sequence[str], hypotheses: Sequence[str], task: Direction, direction: Direction
     ) -> np.ndarray:
-        """Return the log-probability per token, end symbols included, of the target in a direction."""
+        """Return the log-probability per token, eos included, of the side that `direction` translates to."""
         forward = direction.target == task.target
         source, target = (sources, hypotheses) if forward else (hypotheses, sources)
         languages = {"source_language": direction.source or None, "target_language": direction.target}
@@ -98,7 +98,7 @@ def _score_dual(
 ) -> np.ndarray:
     """Return exp(-(|H_A - H_B| + (H_A + H_B) / 2)) of each pair, where H is the cross-entropy per token.
 
-    It is the score adq of dual conditional cross-entropy filtering (Junczys-Dowmunt 2018), from 0 to 1.
+    This is the score adq of dual conditional cross-entropy filtering (Junczys-Dowmunt 2018), from 0 to 1.
     """
     for forward, backward in (runs, runs[::-1]):
         if task in forward.directions and task.reverse in backward.directions:

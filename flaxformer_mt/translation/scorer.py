@@ -1,7 +1,7 @@
-"""Scores of translations that exist (forced decoding), and texts of language models.
+"""Scores existing translations by forced decoding, and scores and generates text with language models.
 
-The scores are those by which a search with the same model would rank the translations; scores against
-references are in scoring/metrics.py.
+A search with the same model would rank the translations by the same scores. Scores against references are in
+scoring/metrics.py.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class Scorer:
     """Scores translations, or the text of a language model, with one model and its vocabularies."""
 
     def __init__(self, model: Translator, *, cuts_lines: bool = False) -> None:
-        """`cuts_lines`: whether of a line that is too long the beginning is scored; else it is an error."""
+        """`cuts_lines`: whether a line that is too long is cut and scored; otherwise UserError is raised."""
         self._model, self._cuts_lines = model, cuts_lines
 
     config = property(lambda self: self._model.config, doc="The config that the model was trained with.")
@@ -71,8 +71,8 @@ class Scorer:
     ) -> list[Translation]:
         """Score each line of `targets` as the translation of its source, in order.
 
-        The text is tokenized again. A search may have produced the same text with different subwords, which
-        have a different probability; `score_tokens` scores the subwords of the search.
+        The text is tokenized again. If a search produced the same text with different subwords, its
+        probability differs; `score_tokens` scores the subwords of the search.
 
         Args:
           sources: None for a language model, which scores the targets alone.
@@ -99,14 +99,14 @@ class Scorer:
         window: int = 2048,
         is_ready: Callable[[], bool] | None = None,
     ) -> Iterator[Translation]:
-        """Score lines in order as they arrive, `window` lines at a time, so that memory is bounded.
+        """Score lines in order as they arrive, `window` lines at a time to limit memory use.
 
         Args:
-          is_ready: called before each pair except the first of a window; if it returns False, the pairs so
-            far are scored. None: a window is always full.
+          is_ready: called before each pair except the first of a window; if it returns False, the pairs
+            collected so far are scored. None: windows are always full.
 
         Raises:
-          UserError: see `score`; if there are more sources or targets, all complete pairs are scored first.
+          UserError: see `score`. If one side has more lines, all complete pairs are scored before the error.
         """
         self._check_sources(sources)
         tags = choose_line_tags(
@@ -120,7 +120,7 @@ class Scorer:
     def _score_window(
         self, lines: Sequence[tuple[str, str]], tags: LineTags, first_line: int
     ) -> list[Translation]:
-        """Score pairs of lines; `tags` are what a translation of the sources would have."""
+        """Score pairs of lines; `tags` are the language tags that a translation of the sources would get."""
         sources, targets = map(list, zip(*lines, strict=True))
         check_lines([*sources, *targets], first_line=first_line)
         ids: dict[str, list[Any]] = {"source": [()] * len(lines)}
@@ -157,10 +157,9 @@ class Scorer:
     def score_tokens(
         self, sources: Sequence[Sequence[int]] | None, targets: Sequence[Sequence[int]]
     ) -> list[PairScore]:
-        """Score token ids without bos, as `Translation.tokens` has them; sources end in eos.
+        """Score token ids without bos, as in `Translation.tokens`; sources end in eos.
 
-        For the result of a search with this model, scores and log-probabilities equal the values of the
-        search.
+        For results of a search with this model, scores and log-probabilities equal the search's values.
 
         Raises:
           UserError: the numbers of sources and targets differ, or a source or target is too long.
@@ -186,7 +185,7 @@ class Scorer:
 
 
 def _pair_lines(sources: Iterable[str] | None, targets: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield lines of both sides; those of a language model have no sources."""
+    """Yield pairs of source and target lines; sources are "" for a language model."""
     # None stands for the lines of a side that has ended.
     pairs = itertools.zip_longest(itertools.repeat("") if sources is None else sources, targets)
     for number, (source, target) in enumerate(pairs, start=1):
@@ -199,10 +198,10 @@ def _pair_lines(sources: Iterable[str] | None, targets: Iterable[str]) -> Iterat
 
 
 def find_longest(config: Config) -> tuple[int, int]:
-    """Return the maximum source and target length, in tokens with eos, for the scores of a run's model.
+    """Return the maximum source and target length for scoring, in tokens with eos.
 
-    Sources have the limit of translation. Targets may be as long as those of a search or of training. The
-    text of a language model is limited by the model's positions alone.
+    Sources have the same limit as in translation. Targets may be as long as in search or in training,
+    whichever is longer. The text of a language model is limited only by the model's positions.
     """
     source, bound = config.data.max_source_length, config.model.longest_input or UNBOUNDED
     if not config.data.source_language:
@@ -214,7 +213,7 @@ def find_longest(config: Config) -> tuple[int, int]:
 
 
 def too_long(side: str, numbers: Sequence[int], longest: int) -> str:
-    """Say that lines of a side are too long to be scored."""
+    """Return the message that lines of a side are too long to be scored."""
     verb, them = ("is", "it") if len(numbers) == 1 else ("are", "them")
     named = format_line_numbers(numbers)
     return f"{side} {named} {verb} longer than {longest} tokens; split {them} into sentences"
@@ -227,7 +226,7 @@ def _refuse_counts(sources: int, targets: int) -> None:
 
 
 class GeneratedText(NamedTuple):
-    """A text with its prompt, its log-probability, and whether it ends in the end symbol."""
+    """A text with its prompt, its log-probability, and whether it ends in eos."""
 
     text: str
     log_prob: float
@@ -244,12 +243,12 @@ def generate_text(
     checkpoint: str | None = None,
     warn: Warn = warn_user,
 ) -> list[GeneratedText]:
-    """Continue a prompt with the language model of a run directory; the best texts first.
+    """Continue a prompt with the language model of a run directory; return the best texts first.
 
     Args:
       prompt: the beginning of every text; empty: no prompt.
       n_best: the number of texts.
-      length: the maximum number of tokens of a text, with the prompt and the end symbol. None:
+      length: the maximum number of tokens of a text, including the prompt and eos. None:
         data.max_target_length of the run's config.
       search: search options that override the run's config; max_length_* have no effect.
       checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config.

@@ -1,4 +1,4 @@
-"""The backends of this package's own search: on this process's devices, and shared by several processes."""
+"""Backends that translate with this package's search: in a single process, or shared by several processes."""
 
 import collections
 import dataclasses
@@ -49,10 +49,11 @@ class SearchBackend:
         describe: Callable[[], dict[str, Any]],
         arriving: bool,
     ) -> None:
-        """Start without segments; `params` are those of each model.
+        """Create a backend without segments; `params` holds the parameters of each model.
 
-        `describe` returns what translations depend on, but for devices and versions. `arriving`: whether
-        segments arrive while others are translated: steps are then short, and programs few.
+        `describe` returns what translations depend on, except devices and versions. `arriving`: whether
+        segments arrive while others are translated; calls to the device are then short, and few programs are
+        compiled.
         """
         self._engine, self._scorer, self._params, self._search = engine, scorer, params, search
         self._scheduler, self._describe, self._arriving = Scheduler(engine, params), describe, arriving
@@ -94,7 +95,7 @@ class SearchBackend:
         self._count -= before - len(self._scheduler)
 
     def step(self, *, more: bool = False) -> list[Translated]:
-        """Let the device go on; many results are read in another thread, so that it does not wait."""
+        """Continue the search; another thread converts many results to text while the device computes."""
         done: list[Translated] = []
         results: list[tuple[Segment, SearchResult]] = []
         for segment, result in self._scheduler.step(_STEPS if self._arriving else None, more=more):
@@ -126,7 +127,7 @@ class SearchBackend:
         return self._threads.submit(function, *arguments)
 
     def _read(self, found: Sequence[tuple[Segment, SearchResult]]) -> list[tuple[Segment, Translation]]:
-        """Return the translations of results, in any thread."""
+        """Convert search results to translations; can run in any thread."""
         translations = read_results([result for _, result in found], self._scorer.vocabs.target)
         segments = [segment for segment, _ in found]
         return rank_candidates(list(zip(segments, translations, strict=True)), self._search)
@@ -140,12 +141,12 @@ class SearchBackend:
             return [(segment, failure) for segment, _ in found]
 
     def _take(self, read: list[tuple[Segment, Translation]]) -> list[Translated]:
-        """Return the translations that are done; the others wait for what they are asked for besides."""
+        """Return translations that need no annotations; the others are queued for annotation."""
         self._unannotated += [pair for pair in read if pair[0].annotations.needs_reading]
         return [pair for pair in read if not pair[0].annotations.needs_reading]
 
     def _annotate_beside(self) -> list[Translated]:
-        """Annotate in other threads, as the program may have to be compiled; return what is done."""
+        """Annotate in other threads, because a program may have to be compiled; return what is done."""
         if self._unannotated:
             self._annotating.add(self._start(self._try_to_annotate, self._unannotated))
             self._unannotated = []
@@ -173,13 +174,13 @@ class SearchBackend:
         return done
 
     def compile(self) -> None:
-        """Compile the programs that search the segments so far."""
+        """Compile the programs for the segments submitted so far, and wait for them."""
         self._scheduler.compile()
 
     def warm_up(self) -> Iterator[object]:
-        """Compile the programs that most lines need, and those of alignments of all their hypotheses.
+        """Compile the programs that most lines need, and those for alignments of all hypotheses.
 
-        Yields now and then, so that lines can be translated in between.
+        Yields regularly, so that lines can be translated in between.
         """
         for n_best in dict.fromkeys((1, self.most_hypotheses)):
             yield from self._engine.warm_up(self._params, n_best=n_best)
@@ -226,7 +227,7 @@ def read_results(results: Sequence[SearchResult], vocab: Vocab) -> list[Translat
 
 
 class SharedSearchBackend(SearchBackend):
-    """The backend of one of several processes with the same segments, of which each translates a share."""
+    """The backend of one of several processes that have the same segments and each translate a share."""
 
     has_full_call = False
 
@@ -240,7 +241,7 @@ class SharedSearchBackend(SearchBackend):
         return len(self._segments)
 
     def submit(self, segments: Sequence[Segment], *, n_best: int) -> None:
-        """Of three processes, the second translates segments 1, 4, 7, ..."""
+        """Add a share of the segments: of three processes, the second translates segments 1, 4, 7, ..."""
         first, count = len(self._segments), process_count()
         self._segments += segments
         share = itertools.islice(segments, (process_index() - first) % count, None, count)
@@ -259,9 +260,9 @@ class SharedSearchBackend(SearchBackend):
 
 
 def gather_translations(share: Sequence[Translation]) -> list[Translation]:
-    """Return the translations of all sentences, in order, given those of this process.
+    """Return the translations of all sentences, in order; `share` are the translations of this process.
 
-    All processes call it together: with [a, c] in one process and [b] in the other, both get [a, b, c].
+    All processes must call it together: with [a, c] in one process and [b] in the other, both get [a, b, c].
     """
     message = json.dumps([dataclasses.asdict(translation) for translation in share]).encode()
     shares = [[_from_json(values) for values in json.loads(text)] for text in exchange(message)]
@@ -278,5 +279,5 @@ def _from_json(values: dict[str, Any]) -> Translation:
 
 
 def _to_tuples(value: Any) -> Any:
-    """Convert lists to tuples: JSON has lists only."""
+    """Convert lists, the only sequences of JSON, to tuples."""
     return tuple(map(_to_tuples, value)) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""What goes through the steps of a translation: a line, then its parts, with what the steps know of them."""
+"""The data that translation steps pass on: a line, then its parts, with all that the steps add to them."""
 
 import dataclasses
 import itertools
@@ -16,29 +16,30 @@ _NO_IDS = np.zeros(0, np.int32)
 
 
 class Step(Protocol):
-    """One thing that happens to lines on their way to the model, and is undone in their translations.
+    """A transformation of lines before translation, which is undone in their translations.
 
-    A step sees strings and ids, no network. It has no state that depends on lines, but `Segment.memory`.
+    A step handles strings and ids and knows no network. Its only state that depends on lines is in
+    `Segment.memory`.
     """
 
     # What users are told of the number of segments that the step has changed; "": nothing.
     counted: str = ""
 
     def before(self, segments: list["Segment"]) -> list["Segment"]:
-        """Return what the next step gets for a window of lines or parts, in any thread.
+        """Return the segments for the next step, from a window of lines or parts; can run in any thread.
 
-        These are the segments, changed; several for one (`Segment.divide`); or none for one without words. A
-        segment that is given its translation here goes no further.
+        The segments are changed in place, divided into several (`Segment.divide`), or dropped if they have no
+        words. A segment whose translation is set here skips all later steps.
         """
 
     def after(self, segment: "Segment", translation: Translation) -> Translation:
-        """Return the translation of a segment for which `before` has put something into its memory."""
+        """Undo this step in the translation of a segment, by what `before` stored in the segment's memory."""
         return translation
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Segment:
-    """A line on its way through the steps, or a part of it: a sentence, or what the model can read of one."""
+    """A line on its way through the steps, or a part of it: a sentence, or a section that fits the model."""
 
     request: Request
     # The text of the whole line, of which `text` is this segment, from `start`, with white space at its ends.
@@ -81,22 +82,23 @@ class Segment:
 
     @property
     def num_pieces(self) -> int:
-        """The number of pieces of the text and the line's own tags."""
+        """The number of subwords of the text and of the tags that are in the line itself."""
         return len(self.ids) - 1 - self.added_pieces
 
     @property
     def tag_words(self) -> int:
-        """The number of words of the line's own tags; without a space, the last is in the word after it."""
+        """The number of words of the line's own tags; a tag without a space after it counts with the next."""
         return len(split_words(self.tag)) - (self.tag != "" and self.tag[-1] not in " \t\r\n")
 
     def read(self, text: str) -> str:
-        """Return what the model reads for a text of the segment."""
+        """Return the input of the model for `text`: tags, then `text` as spelled for the model."""
         return self.added + self.tag + self.spell(text)
 
     def divide(self, texts: Sequence[str], *, continues: bool = False) -> "list[Segment]":
-        """Return a part for each of consecutive texts; `continues`: of those after the first.
+        """Return one part for each of several consecutive texts.
 
-        Parts of a part have its memory, and are of the same line.
+        `continues`: whether parts after the first continue the sentence of the part before. A part of a part
+        gets a copy of its memory and belongs to the same line.
         """
         starts = itertools.accumulate(map(len, texts), initial=self.start)
         return [
@@ -113,13 +115,13 @@ class Segment:
         ]
 
     def undo(self, translation: Translation) -> Translation:
-        """Undo the steps that this segment went through, in reverse order."""
+        """Undo the steps that changed this segment, in reverse order."""
         for step in reversed(self.memory):
             translation = step.after(self, translation)
         return translation
 
 
 def group_by_line(segments: Iterable[Segment]) -> Iterator[tuple[Segment, list[Segment]]]:
-    """Yield lines and their parts; a line that is not divided is its only part."""
+    """Yield each line with its parts; a line that is not divided is its only part."""
     for line, parts in itertools.groupby(segments, key=lambda segment: segment.whole or segment):
         yield line, list(parts)

@@ -15,10 +15,10 @@ _TRAINED_ON_SEVERAL = 0.1
 
 
 def splits_sentences(option: SplitSentences, *, several: float | None) -> bool:
-    """Return whether a model translates the sentences of a line apart.
+    """Return whether the sentences of a line are translated separately.
 
-    `several` is the share of its training lines that have several sentences. None: unknown; nearly all models
-    are trained on single sentences, and lose what follows the first one.
+    `several` is the share of the model's training lines that have several sentences; None: unknown. Nearly
+    all models are trained on single sentences, and would translate only the first sentence of a longer line.
     """
     return option == "always" or (option == "auto" and (several or 0.0) < _TRAINED_ON_SEVERAL)
 
@@ -26,7 +26,7 @@ def splits_sentences(option: SplitSentences, *, several: float | None) -> bool:
 class Sentences(Step):
     """Divides lines into parts, which are sentences if `apart`.
 
-    A line with required phrases is one part: which sentence they belong to is not known.
+    A line with required phrases stays one part, because it is unknown which sentence each phrase belongs to.
     """
 
     def __init__(self, *, apart: bool) -> None:

@@ -1,4 +1,4 @@
-"""The steps that lines go through on their way to a model, in order; a new step is a line of this list."""
+"""The list of steps that lines go through before translation, in order; a new step is added here."""
 
 from collections.abc import Callable
 
@@ -27,9 +27,9 @@ def make_steps(
     limited: bool = False,
     lines_have_tags: bool = False,
 ) -> list[Step]:
-    """Return the steps; of a language model, whose texts may begin with prefixes, constraints alone.
+    """Return the steps in order; a language model, whose texts may begin with prefixes, has only constraints.
 
-    The options are those of the steps; `apart`: whether lines are divided into sentences.
+    The options are passed on to the steps; `apart`: whether lines are divided into sentences.
     """
     data, constraints = config.data, Constraints(vocabs.target, config.search, check, limited=limited)
     if not data.source_language:

@@ -1,4 +1,4 @@
-"""The step that tokenizes segments, and divides or cuts those that are too long for the model."""
+"""The step that tokenizes segments, and splits or cuts segments that are too long for the model."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ Fits = Callable[[str], bool]
 
 
 class Tokenization(Step):
-    """Gives segments their ids; of those without words, there are none afterwards."""
+    """Sets the ids of segments, and drops segments without words."""
 
     def __init__(self, vocab: Vocab, *, longest: int, long_lines: LongLines) -> None:
         """`longest`: maximum number of tokens of a part, with eos."""
@@ -61,7 +61,7 @@ class Tokenization(Step):
         return parts
 
     def _tokenize(self, segments: list[Segment]) -> list[Segment]:
-        """Give segments their ids; return those with words: normalization may empty a text."""
+        """Set the ids of segments; return those with words, as normalization may leave a text empty."""
         segments = [segment for segment in segments if not is_blank(segment.text)]
         all_ids = self._vocab.tokenize_all([segment.read(segment.text.strip()) for segment in segments])
         for segment, ids in zip(segments, all_ids, strict=True):
@@ -83,9 +83,9 @@ def split_text(text: str, fits: Fits, *, language: str = "") -> list[str]:
 
     A text that fits is one part. A longer text is split after every sentence, because models are trained on
     sentences. A sentence that is still too long is halved until its parts fit: after the clause that ends
-    nearest to its middle, else between words, else between characters. A single character is a part even if
-    it is too long. With at most three words in a part, "a b. c d, e f" gives "a b. ", "c d, " and "e f".
-    `fits` is asked for texts without white space at their ends.
+    nearest to the middle, else between words, else between characters. A single character is a part even if
+    it does not fit. With at most three words in a part, "a b. c d, e f" gives "a b. ", "c d, " and "e f".
+    `fits` is called with texts without leading or trailing white space.
     """
     if fits(text.strip()):
         return [text]

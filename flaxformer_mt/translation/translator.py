@@ -1,7 +1,7 @@
-"""Translation of text by the model of a run: lines in, translations out.
+"""Translates lines of text with the model of a run.
 
-A `Translator` makes requests of lines and runs them through an engine (translation/engine.py), which also
-serves those that arrive one by one.
+A `Translator` turns lines into requests and passes them to an engine (translation/engine.py), which also
+serves requests that arrive one at a time.
 """
 
 import copy
@@ -58,7 +58,7 @@ _TABLES = (
 
 
 def quantize_params(params: Any) -> Any:
-    """Quantize all projections and the output layer of parameters, which have one subtree per layer."""
+    """Quantize all projections and the output layer; the parameters have one subtree per layer."""
     leaves = flatten_tree(params)
     quantized = dict(leaves)
     for path, leaf in leaves.items():
@@ -76,10 +76,10 @@ def place_models(
     spread: bool | SplitParameters,
     quantization: Quantization | None,
 ) -> tuple[tuple[Any, ...], str]:
-    """Cast or quantize the matrices of models, and put the parameters where programs expect them.
+    """Cast or quantize the matrices of models, and place the parameters on the devices.
 
-    Returns the parameters of each model (None remains None), and a digest of all of them if several processes
-    hold them together, which only these processes can compute together; otherwise an empty one.
+    Returns the parameters of each model (None remains None) and a digest of all parameters. The digest is
+    empty unless several processes share the parameters, because only these processes together can compute it.
     """
     if quantization and isinstance(spread, SplitParameters):
         raise UserError(
@@ -97,7 +97,7 @@ def place_models(
 
 
 def on_host(trained: TrainedModel) -> TrainedModel:
-    """Take the parameters from the device, which would compile a program for each shape to cast them."""
+    """Move the parameters to the host, because casting on the device compiles one program per shape."""
     return dataclasses.replace(trained, params=jax.device_get(trained.params))
 
 
@@ -107,7 +107,7 @@ _MOST_KEPT = 8
 
 @dataclass(frozen=True)
 class TranslationOptions:
-    """What is asked of the translations of all lines of a call."""
+    """Options for the translations of all lines of a call."""
 
     # Maximum number of hypotheses of each line, the translation itself included.
     n_best: int = 1
@@ -115,14 +115,15 @@ class TranslationOptions:
     unique: bool = False
     # Source terms and their translations, as a mapping, a file or a `Glossary`.
     glossary: Glossary | Mapping[str, str] | str | Path | None = None
-    # Additional output: log-probabilities of tokens, alignments. markup: the same as `annotations.markup`.
+    # Additional output, such as token log-probabilities and alignments. `markup` is a shorthand for
+    # `annotations.markup`.
     annotations: Annotations = NO_ANNOTATIONS
     markup: bool = False
-    # For a model with data.source_tags, and for a model of several target languages; a tag in a line is then
-    # text. None: the language of the tag that each line begins with.
+    # For a model with data.source_tags, and for a model of several target languages. Tags in lines are then
+    # plain text. None: the language of the tag that each line begins with.
     source_language: str | None = None
     target_language: str | None = None
-    # A translator that translates the results further, from the target into a third language.
+    # A translator that translates the results from the target language into a third language.
     then: "Translator | None" = None
     # Parameters that replace the translator's own.
     params: Any = None
@@ -148,12 +149,11 @@ class Translator:
         """Build the search and the scorer.
 
         Args:
-          trained: the model. If its parameters are None, each call is given them, as in training, where they
-            change; they come from `place_parameters`.
-          options: of which `checkpoint`, `dtype`, `ensemble` and `allow_nonfinite` are of no account. None:
-            the defaults.
-          ensemble: further models, whose distributions of each token are averaged with those of this model.
-          keep_programs: whether compiled programs are kept on disk.
+          trained: the model. If its parameters are None, each call gets parameters from `place_parameters`,
+            as in training, where they change.
+          options: `checkpoint`, `dtype`, `ensemble` and `allow_nonfinite` are ignored. None: the defaults.
+          ensemble: further models, whose token distributions are averaged with this model's distributions.
+          keep_programs: whether to store compiled programs on disk.
           warn: see `load`.
         """
         options = options or LoadOptions()
@@ -181,7 +181,7 @@ class Translator:
         self._make_search()
 
     def _make_search(self) -> None:
-        """Make the search and the scorer for the search options of the config."""
+        """Build the search and the scorer for the search options of the config."""
         config, vocabs = self.config, self.vocabs
         check_choice(config.search)
         longest = config.data.max_source_length if config.data.source_language else 0
@@ -207,7 +207,8 @@ class Translator:
     def with_search(self, **changes: Any) -> "Translator":
         """Return a translator with other search options and the same parameters.
 
-        The last few translators, with their compiled functions, are kept for later calls with equal changes.
+        The last few translators are cached, with their compiled functions, for later calls with the same
+        changes.
 
         Args:
           changes: fields of `SearchConfig`: with_search(beam_size=8, length_penalty=0.6).
@@ -250,13 +251,13 @@ class Translator:
         Args:
           run_dir: the run directory.
           options: how the model is loaded. None: the defaults of `LoadOptions`.
-          warn: receives a warning per call that names the lines that were split, were cut, failed, or lack
-            required phrases; and one when the device first runs out of memory.
-          changes: fields of `LoadOptions`, as in load(run_dir, dtype="bfloat16"), that override `options`.
+          warn: receives warnings that name the lines that were split, were cut, failed, or lack required
+            phrases; and one warning when the device first runs out of memory.
+          changes: fields of `LoadOptions` that override `options`, as in load(run_dir, dtype="bfloat16").
 
         Raises:
-          UserError: there is no such run or checkpoint, a parameter is NaN or infinite, the run is a language
-            model, the search options are invalid, or the vocabularies of an ensemble differ.
+          UserError: the run or checkpoint does not exist, a parameter is NaN or infinite, the run is a
+            language model, the search options are invalid, or the vocabularies of an ensemble differ.
         """
         run_dir = open_copy(run_dir)
         refuse_language_model(
@@ -268,11 +269,12 @@ class Translator:
         return load_translator(run_dir, dataclasses.replace(options or LoadOptions(), **changes), warn)
 
     def engine(self, *, params: Any = None, arriving: bool = False) -> Engine:
-        """Return an engine, which takes requests; engines of a translator share compiled functions.
+        """Return an engine that takes requests; engines of a translator share compiled functions.
 
         Args:
           params: parameters that replace the translator's own.
-          arriving: whether requests arrive while other requests are translated; steps are then short.
+          arriving: whether requests arrive while other requests are translated; calls to the device are then
+            short.
         """
         params = self.all_params[0] if params is None else params
         if params is None:
@@ -298,7 +300,7 @@ class Translator:
         return Engine(steps, backend, self.config, self.vocabs, apart=self._apart, arriving=arriving)
 
     def warm_up(self, *, n_best: int = 1) -> int:
-        """Compile all functions, for few lines and for many, or load them from disk; return their number.
+        """Compile all functions, for few and for many lines, or load them from disk; return their number.
 
         Lines with prefixes or required phrases, and minimum lengths, use other functions.
         """
@@ -313,9 +315,9 @@ class Translator:
         documents: Sequence[Hashable] | bool = False,
         **languages: Any,
     ) -> None:
-        """Compile the programs that translate these lines with `params`, of which only shapes are read.
+        """Compile the programs that translate these lines; of `params`, only the shapes are used.
 
-        `languages`: source_language and target_language, as `translate` has them.
+        `languages`: source_language and target_language, as in `translate`.
         """
         engine, data = self.engine(params=params), self.config.data
         numbered = Documents(lines, data.context, None if isinstance(documents, bool) else documents)
@@ -341,7 +343,7 @@ class Translator:
         }
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Return the pieces of a translation's tokens in the target vocabulary."""
+        """Return the target subwords of a translation's tokens."""
         return self.vocabs.target.pieces(np.asarray(tokens, np.int32))
 
     def __call__(self, lines: Sequence[str], **options: Any) -> list[Translation]:
@@ -366,22 +368,22 @@ class Translator:
     ) -> list[Translation] | Translation:
         """Translate lines; return one translation for each, in the same order.
 
-        A text instead of a list of lines is translated as one line, and one translation is returned.
+        If `lines` is a string, it is translated as one line, and one translation is returned.
 
         Args:
-          options: what is asked of all lines. None: the defaults.
-          prefixes: prefix that each line's translation starts with; "": none.
-          required: phrases that each line's translation contains (beam search only). Such a line is
-            translated whole, however many sentences it has.
-          documents: whether a model with data.context reads each line with the lines before it, up to a blank
-            line. Or the id of the document of each line; documents then also end where the id changes.
-          changes: fields of `TranslationOptions` that override `options`, as n_best=4, and search options of
-            this call, as beam_size=8; see `with_search`.
+          options: options for all lines. None: the defaults.
+          prefixes: for each line, the prefix that its translation starts with; "": none.
+          required: for each line, phrases that its translation contains (beam search only). Such a line is
+            translated as a whole, even if it has several sentences.
+          documents: whether a model with data.context reads each line with the preceding lines, up to a blank
+            line. Or the document id of each line: documents then also end where the id changes.
+          changes: fields of `TranslationOptions` that override `options`, such as n_best=4, and search
+            options of this call, such as beam_size=8; see `with_search`.
 
         Raises:
           UserError: n_best exceeds the number of hypotheses of the search, `lines` is not a sequence of
-            strings, the numbers of lines and of prefixes, required phrases or documents differ, a line's
-            constraints cannot be met, or the model reads each line alone and `documents` are given.
+            strings, the number of prefixes, required phrases or documents differs from the number of lines, a
+            line's constraints cannot be met, or `documents` are given to a model that reads each line alone.
         """
         each = [lines] if isinstance(lines, str) else lines
         columns: dict[str, Any] = {"prefixes": prefixes, "required": required, "documents": documents}
@@ -400,15 +402,15 @@ class Translator:
         is_ready: Callable[[], bool] | None = None,
         **changes: Any,
     ) -> Iterator[Translation]:
-        """Translate lines in order as they arrive, `window` lines at a time, so that memory is bounded.
+        """Translate lines in order as they arrive, `window` lines at a time to limit memory use.
 
-        Sentences share batches within a window: a large window has a higher throughput, a small window a
-        lower latency. The next window is read when all translations of the previous one have been consumed,
-        or, if `lines` is a sequence, while the previous window is translated.
+        Sentences share batches within a window: a large window increases throughput, a small window reduces
+        latency. The next window is read after all translations of the previous window have been consumed, or,
+        if `lines` is a sequence, while the previous window is translated.
 
         Args:
-          is_ready: called before each line except the first of a window; if it returns False, the lines so
-            far are translated. None: a window is always full.
+          is_ready: called before each line except the first of a window; if it returns False, the lines
+            collected so far are translated. None: windows are always full.
           changes: see `translate`.
         """
         if isinstance(lines, str):
@@ -445,7 +447,7 @@ class Translator:
         required: Iterable[Sequence[str]] | None,
         documents: Iterable[Hashable] | bool,
     ) -> Iterator[Request]:
-        """Return the requests for lines, after a check of what is known before the first is read."""
+        """Return the requests for lines; options are checked before the first line is read."""
         columns = {"prefix": ("prefixes", prefixes), "required": ("lists of required phrases", required)}
         for what, values in columns.values():
             if isinstance(values, Sequence) and isinstance(lines, Sequence) and len(values) != len(lines):
@@ -474,7 +476,7 @@ class Translator:
 
 
 def load_translator(run_dir: str | Path, options: LoadOptions, warn: Warn = warn_user) -> Translator:
-    """Load a run, which may be a language model: the engine scores its texts and continues prefixes."""
+    """Load a run, which may be a language model: the engine then scores its texts and continues prefixes."""
     if options.use_all_devices:
         use_cpu_cores_as_devices()
     run_dir = open_copy(run_dir)
