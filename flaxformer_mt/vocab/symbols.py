@@ -23,7 +23,7 @@ def check_symbols(vocab: Vocab, symbols: Sequence[str], *, name: str) -> None:
 
 
 def check_tags(vocab: Vocab, parts: Iterable[Mapping[str, Any]]) -> None:
-    """Raise UserError if the source vocabulary splits the tag of a data set; `parts`: reports of data sets."""
+    """Raise UserError if the source vocabulary splits a data set's tag; `parts`: reports of data sets."""
     for part in parts:
         tag = part.get("tag", "")
         if tag and not is_one_piece(vocab, tag):
