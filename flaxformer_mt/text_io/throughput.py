@@ -17,7 +17,7 @@ from flaxformer_mt.tracking.progress_display import Display, format_duration, ma
 _SILENT_SECONDS = 5.0
 # Seconds between two updates on a terminal, and between two lines elsewhere.
 _EVERY_LIVE, _EVERY_PLAIN = 0.5, 30.0
-# Lines are finished in bursts, a batch or a window at a time. A burst ends after _PAUSE seconds without a line.
+# Lines are finished in bursts, a batch or a window at a time. _PAUSE seconds without a line end a burst.
 _PAUSE = 0.1
 
 
