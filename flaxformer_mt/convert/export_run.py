@@ -35,7 +35,7 @@ class ExportResult(TypedDict, total=False):
     output: str
     # Paths of the exported files, relative to `output`.
     files: list[str]
-    # Total size of the files directly in `output`. The folder vocab/, which only `import` reads, is not counted.
+    # Total size of the files directly in `output`, without the folder vocab/, which only `import` reads.
     bytes: int
     # Exported checkpoint.
     checkpoint: str
@@ -47,7 +47,7 @@ class ExportResult(TypedDict, total=False):
     largest_output: float
     # Accepted difference, as given.
     tolerance: float
-    # Compared outputs: logits or log-probabilities.
+    # Compared outputs: logits, log_probs or target vectors.
     quantity: str
     # Number of compared target tokens.
     target_tokens: int

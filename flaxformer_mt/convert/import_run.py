@@ -237,7 +237,7 @@ class ImportResult(TypedDict, total=False):
     largest_difference: float
     # Largest absolute output.
     largest_output: float
-    # Compared outputs: logits or log-probabilities.
+    # Compared outputs: logits or log_probs.
     quantity: str
     # Number of compared target tokens.
     tokens: int

@@ -36,7 +36,7 @@ from flaxformer_mt.translation.sentences import SplitSentences, splits_sentences
 from flaxformer_mt.translation.steps import make_steps
 from flaxformer_mt.vocab import Vocab, Vocabs
 
-# Maximum number of sentences in a batch, or of source tokens if requests arrive over time, since these have to
+# Maximum number of sentences in a batch, or of source tokens if requests arrive over time, since these must
 # wait for the end of a batch.
 _BATCH, _TOKENS = 64, 256
 
