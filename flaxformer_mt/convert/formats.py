@@ -1,4 +1,4 @@
-"""The interface of foreign formats (`Format`), the list of formats, and helpers that formats share.
+"""The interface for formats of other systems (`Format`), the list of formats, and helpers that they share.
 
 All formats write and read `Weights`; exports store the run's config under "flaxformer_mt" in config.json.
 """
@@ -92,7 +92,7 @@ def constraining_options(search: SearchConfig) -> list[str]:
 
 @dataclass(frozen=True)
 class Format:
-    """A foreign format.
+    """A foreign format: functions that export, import and compare models.
 
     problems: returns the reasons why the format cannot express a config; each names the field, its value and
       the supported values.

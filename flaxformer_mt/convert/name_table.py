@@ -399,7 +399,10 @@ def _find(values: Mapping[str, Any], path: str) -> Any:
 
 
 def half_split_order(width: int) -> np.ndarray:
-    """Return the Flax column of each foreign column: width 5 gives 0, 2, 4, 1, 3."""
+    """Return the Flax column of each foreign column if the foreign model has all sines before all cosines.
+
+    For width 5, these are 0, 2, 4, 1, 3.
+    """
     return np.concatenate([np.arange(0, width, 2), np.arange(1, width, 2)])
 
 

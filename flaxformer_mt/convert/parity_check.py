@@ -31,7 +31,8 @@ class Parity:
     """The result of a parity check.
 
     largest_difference, largest_output: largest absolute values at target tokens other than padding. quantity:
-    logits, log_probs or target vectors. tokens: number of compared target tokens. checked_on: what they are.
+    logits, log_probs or target vectors. tokens: number of compared target tokens. checked_on: description of
+    the compared sentences.
     """
 
     largest_difference: float
@@ -41,7 +42,7 @@ class Parity:
     checked_on: str
 
     def is_within(self, tolerance: float) -> bool:
-        """Return whether the difference is within the tolerance, times the largest output if that exceeds 1.
+        """Return whether the largest difference is at most tolerance * max(1, largest output).
 
         Rounding errors are proportional to the outputs.
         """

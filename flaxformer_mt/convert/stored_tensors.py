@@ -147,9 +147,9 @@ def _make_dict(*arguments: Any) -> dict[Any, Any]:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint, which is a dict, without executing its code; raise UserError if that is impossible.
+    """Read a checkpoint, which is a dict, without executing code in it; raise UserError if it needs code.
 
-    Tensors of a zip archive are memory-mapped, and so read when they are used.
+    Tensors in a zip archive are memory-mapped, so that they are read when they are used.
     """
     if not path.is_file():
         raise UserError(f"{path} does not exist; give its folder or the file itself as --input=PATH")

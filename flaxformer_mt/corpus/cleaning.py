@@ -1,6 +1,6 @@
 """Cleans sentence pairs by the rules of `CleanConfig`: selects rows to keep, and reports problems.
 
-Works on row numbers, whatever the format of the data set. Workers check blocks of pairs (pair_checks.py).
+Pairs are identified by row numbers in all kinds of data sets. Workers check blocks of pairs (pair_checks.py).
 """
 
 import functools

@@ -32,9 +32,10 @@ class Places(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The pairs of a batch: their numbers in the store, their rows, and the positions of their tokens.
+    """The pairs of a batch, of which several may share a row.
 
-    shape: number of rows, source length and target length, (B, S, T).
+    examples: indices of the pairs in the tokenized data. rows: row of each pair in the batch. source, target:
+    positions of their tokens. shape: number of rows, source length and target length, (B, S, T).
     """
 
     examples: np.ndarray
@@ -98,11 +99,11 @@ class Weights(Column):
 
 
 class Links(Column):
-    """Word alignments as links between subwords, one bit per link.
+    """Word alignments as links between subwords, in a bit mask uint8 [B, T, ceil(S / 8)].
 
-    The link from target position t to source position s is bit s % 8 of entry [t, s // 8] of uint8 [B, T, .].
-    Each subword of a source word is linked to each subword of an aligned target word; the alignment loss
-    gives the linked source subwords equal shares. A store has the links as source << 16 | target position.
+    The link between target position t and source position s is bit s % 8 of byte s // 8 of row t. Each
+    subword of a source word is linked to each subword of an aligned target word; the alignment loss gives the
+    linked source subwords equal shares. In tokenized data, a link is source << 16 | target position.
     """
 
     name, option = "alignment", "alignments"
@@ -164,7 +165,8 @@ def link_chunk(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the links between the subwords of N pairs, concatenated, and the number of links of each pair.
 
-    `before` [N] is the number of tokens that precede each source, such as those of its context lines.
+    A link is source << 16 | target position. `before` [N] is the number of tokens that precede each source,
+    such as the tokens of its context lines.
     """
     sides = [
         [

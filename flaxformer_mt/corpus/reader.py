@@ -40,9 +40,9 @@ def hold_out(
 ) -> list[Cleaned]:
     """Hold out pairs of the first data set of each direction; return the rows of each set that are in `part`.
 
-    `sizes` are the numbers of `valid` and `test` pairs to hold out for each direction. The report of each set
-    has the number of pairs held out, and the number of pairs left out of training (`aside`) because they
-    share a sentence with a held-out pair.
+    `part` is a split. `sizes` are the numbers of `valid` and `test` pairs to hold out for each direction. The
+    report of each set has the number of pairs held out, and the number of pairs left out of training
+    (`aside`) because they share a sentence with a held-out pair.
     """
     rows = [
         np.arange(len(split)) if entry.rows is None else np.asarray(entry.rows)

@@ -59,7 +59,7 @@ class Block(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SideProblem:
-    """A problem of a data set: "swapped", "shifted", or another language of the "source" or "target".
+    """A problem of a data set: "swapped", "shifted", or "source" or "target" if it is in another language.
 
     blocks, of: number of blocks with the problem, and of all blocks. first: number, from 1, of the first pair
     of the first block with the problem. shift: the target of a source is this number of lines later.
@@ -114,7 +114,7 @@ def find_side_problems(
 
 
 def find_shift(pairs: Sequence[Pair]) -> int:
-    """Return by how many lines the targets are late: 1 if each source belongs to the next pair's target."""
+    """Return by how many lines the targets are late: 1 if the target of each source is in the next pair."""
     lengths = np.log1p([[len(source), len(target)] for source, target in pairs])
     if len(pairs) < _FEWEST_PAIRS:
         return 0

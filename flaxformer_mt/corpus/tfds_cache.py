@@ -25,7 +25,7 @@ def cache_dir(config: DataConfig) -> Path:
 
 
 def compiled_dir() -> Path:
-    """Return the cache folder of compiled programs, which a config cannot change, since they are executed."""
+    """Return the cache folder of compiled programs; no config can change it, since programs are executed."""
     return user_cache_dir() / "compiled"
 
 
@@ -39,7 +39,7 @@ def tfds_dir() -> Path:
 
 
 def match_split(split: str, present: Collection[str]) -> str | None:
-    """Return the name, among the splits `present`, of `split`, with its slice; None if it is missing.
+    """Find a split, which may have a slice, in `present`; return its name there, or None if it is missing.
 
     match_split("valid", ["train", "validation"]) returns "validation"; "train[:1%]" is returned unchanged.
     """
@@ -82,7 +82,7 @@ def quiet() -> Iterator[None]:
 
 
 def build_set(builder: Any) -> None:
-    """Prepare a data set; an error caused by a full disk has the errno of a full disk."""
+    """Prepare a data set; if the disk is full, raise an OSError with the errno and the path."""
     with name_full_disk(builder.data_dir):
         builder.download_and_prepare()
 

@@ -1,7 +1,7 @@
 """Reads and writes text with one sentence per line.
 
-Only a line feed ends a line. Lines that arrive from a pipe are grouped into windows, which wait at most
-seconds for further lines. An output file gets its final name when it is complete.
+Only a line feed ends a line. Lines that arrive from a pipe are grouped into windows, which close after about
+five seconds at most. An output file gets its final name when it is complete.
 """
 
 import collections

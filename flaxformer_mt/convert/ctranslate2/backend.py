@@ -75,9 +75,9 @@ def load_engine(
 ) -> Engine:
     """Load a model folder of format ctranslate2 as an engine, with the search options of the exported run.
 
-    CTranslate2 has no exact stopping. Its length penalty is of the kind length; a penalty of the kind gnmt is
-    replaced by the one that favors longer translations equally at 25 tokens, as in other exports. Raises
-    UserError for other options that CTranslate2 lacks.
+    CTranslate2 has no exact stopping. It only supports search.length_penalty_kind=length; gnmt is replaced by
+    the penalty that favors longer translations equally at 25 tokens, as in other exports. Raises UserError
+    for other options that CTranslate2 lacks.
 
     Args:
       split_sentences, capitals: see `LoadOptions`.

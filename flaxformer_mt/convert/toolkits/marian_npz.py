@@ -4,10 +4,10 @@
     decoder.yml                names the vocabularies, and has the search options (or model.npz.decoder.yml)
     vocab.spm, or vocab.yml    one for both sides, or two; with vocab.yml also source.spm and target.spm
 
-In Marian, the decoder starts with a vector of zeros, so an exported model must do so as well
-(model.target_start).
-In a model imported from model.npz, this vector is the embedding of <pad>, which Marian does not have; its id
-is the first one after the ids of both vocabularies. Only numpy is needed; nothing in a file is unpickled.
+In Marian, the decoder starts with a vector of zeros, so an exported model must have model.target_start=zeros
+or a start symbol whose embedding is zero. A model imported from model.npz starts with <pad>, whose embedding
+is zero; Marian does not have this symbol, so its id is the first one after the ids of both vocabularies. Only
+numpy is needed; nothing in a file is unpickled.
 """
 
 import math
