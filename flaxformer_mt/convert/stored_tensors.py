@@ -93,7 +93,7 @@ def open_safetensors(paths: Iterable[Path]) -> dict[str, StoredArray]:
 
 
 def _read_tensor(path: Path, name: str) -> torch.Tensor:
-    """Read one array; the file is mapped into memory only meanwhile, so that other pages are not kept."""
+    """Read one array; the file is memory-mapped only while reading, so that no other pages stay in memory."""
     with _naming_damage(path), safe_open(path, framework="pt") as file:
         tensor = file.get_tensor(name)
     check_tensors({name: tensor}, path)
@@ -127,7 +127,7 @@ def save_safetensors(tensors: Tensors, path: Path) -> None:
 
 
 class Record:
-    """Stands for an object of a toolkit's class: has its attributes and its constructor arguments."""
+    """A substitute for an object of a toolkit's class, with its attributes and constructor arguments."""
 
     def __new__(cls, *arguments: Any, **options: Any) -> "Record":
         self = super().__new__(cls)

@@ -1,4 +1,4 @@
-"""Documents: consecutive lines of text, and the preceding lines that a model reads (data.context)."""
+"""Documents: consecutive lines of text; a model may read preceding lines as context (data.context)."""
 
 import collections
 import itertools

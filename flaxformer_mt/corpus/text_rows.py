@@ -35,9 +35,10 @@ from flaxformer_mt.errors import UserError
 def read_json_pairs(
     path: Path, block: Sequence[bytes], languages: tuple[str, str], *, first_line: int
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the (source, target) of each JSON line of a block; the language "" has the empty text.
+    """Yield the (source, target) of each JSON line of a block.
 
-    A line feed becomes a space, and null the empty text. Raises UserError for an invalid line.
+    A line feed becomes a space. Null, and the language "", give the empty text. Raises UserError for an
+    invalid line.
     """
     for number, line in enumerate(block, first_line):
         try:

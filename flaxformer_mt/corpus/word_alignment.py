@@ -2,7 +2,7 @@
 
 Sources: Brown et al. (1993) for model 1, Vogel et al. (1996) for the HMM, Och and Ney (2003) for its empty
 word. Sentences are ids of words for `align`, or of subwords for a shortlist. The two directions are combined
-by grow-diag-final-and (Koehn et al. 2003). The rarest word combinations are dropped if memory is short.
+by grow-diag-final-and (Koehn et al. 2003). Above 30 million word combinations, the rarest are dropped.
 """
 
 import functools

@@ -50,7 +50,7 @@ class Candidates(NamedTuple):
 
 
 def read_candidates(lines: Iterable[str], path: str, *, first_line: int = 1) -> Iterator[Candidates]:
-    """Yield the candidates of each line, which is a JSON object in FILE.jsonl, and otherwise tab-separated.
+    """Yield the candidates of each line, which is a JSON object if `path` ends in .jsonl, or tab-separated.
 
     Raises UserError, with the path and the line number, for an invalid line.
     """
@@ -183,9 +183,9 @@ class AnswerChecks:
         return self._find_other_side(source, text) or plain, False
 
     def _find_other_side(self, source: str, text: str) -> str:
-        """Return "script" or "language" if the text differs in it from the target side; "" otherwise.
+        """Return "script" or "language" if the text is in another script or language than the target side.
 
-        A text without letters and digits whose source has words is "empty".
+        Returns "empty" for a text without letters and digits whose source has words, and "" otherwise.
         """
         letters = [find_script(letter) for word in text.split() if word not in source for letter in word]
         other = [script not in self._scripts for script in letters if script]

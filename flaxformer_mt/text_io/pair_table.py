@@ -38,7 +38,7 @@ class PairRules:
     # Leave out pairs whose source or target repeats the same one to four words (in scripts without spaces, 2
     # to 24 letters) more than this many times in a row.
     max_repetitions: Annotated[int, at_least(1)] = 3
-    # Keep pairs whose source and target are equal, apart from case.
+    # Keep pairs whose source and target are equal except for case.
     copies: bool = False
     # Conditions that pairs must meet, separated by commas: NAME>=SCORE (a threshold) or NAME best 80% (a
     # share), where --scorer defines NAME, a scorer of sources and targets. Empty: none.

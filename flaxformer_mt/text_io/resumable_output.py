@@ -178,7 +178,7 @@ class ResumableOutput:
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
-        """Close the file; without an error, rename it to FILE, and delete the record or `keep` it."""
+        """Close the file; without an error, rename it to FILE, and delete the record unless `keep` is set."""
         if error is None:  # renamed while it is locked
             self._sync()
             if self._keep:

@@ -30,8 +30,8 @@ from flaxformer_mt.vocab.sentencepiece_vocab import Vocab, check_unicode, clean_
 def choose_pieces(pieces: Sequence[str], used: Iterable[int], *, always: Collection[int]) -> list[int]:
     """Return the ids to keep, ascending: `used` ids, `always` ids, byte subwords and single characters.
 
-    Single characters are all characters of the kept subwords, with and without a space before them, so that
-    any text of these characters can be written.
+    Single characters are those that occur in the other subwords, with and without a space before them, so
+    that any text of these characters can be written.
     """
     ids = {*always, *used}
     letters = {letter for number in ids if number < len(pieces) for letter in pieces[number]}

@@ -88,9 +88,9 @@ def write_generation(config: Config, vocab: Vocab, folder: Path, *, longest_targ
 
 
 def length_power(search: SearchConfig) -> float:
-    """Return the exponent for systems that divide log-probabilities by a power of the length.
+    """Return the length penalty for systems that divide log-probabilities by length ** penalty.
 
-    For the kind gnmt, both penalties favor longer translations equally at 25 tokens.
+    For search.length_penalty_kind=gnmt, both penalties favor longer translations equally at 25 tokens.
     """
     gnmt = search.length_penalty_kind == "gnmt"
     return search.length_penalty * (_TYPICAL_LENGTH / (5 + _TYPICAL_LENGTH) if gnmt else 1)

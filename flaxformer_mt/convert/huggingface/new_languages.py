@@ -18,8 +18,7 @@ class NewVocabulary(NamedTuple):
     """Changes to the vocabulary of a pretrained model.
 
     text: text files. Without new languages, subwords that occur in no file are removed. With new languages,
-      files of known languages are recognized by their suffix, as in corpus.ru; if every known language has a
-      file, subwords that occur in no file are removed.
+      this is done if every known language has a file, named like corpus.ru.
     languages: new languages, each with a related language whose tag's embedding row is copied, as in
       tyv_Cyrl:kaz_Cyrl.
     pieces: number of new subwords to learn. None: learn frequent subwords of words that are split too finely.
