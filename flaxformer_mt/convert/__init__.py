@@ -1,1 +1,1 @@
-"""Export to and import from foreign model formats: one module per format, listed in formats.py."""
+"""Exports models to other formats and imports them: one module per format, listed in formats.py."""

@@ -1,4 +1,4 @@
-"""Exports a run directory to a foreign format, and verifies that both systems compute the same outputs."""
+"""Exports a run directory to a foreign format, and checks that both systems compute the same outputs."""
 
 import dataclasses
 import shutil
@@ -22,40 +22,46 @@ from flaxformer_mt.runs.target_lengths import FILE_NAME as LENGTHS_FILE
 from flaxformer_mt.vocab.shortlist import Shortlist
 
 TOLERANCE = 1e-4
-# The formats whose folders are models on Hugging Face's Hub.
+# The formats that can be uploaded to the Hugging Face Hub.
 _ON_HUB = ("hf", "marian", "hf-pre-norm", "ctranslate2")
 
 
 class ExportResult(TypedDict, total=False):
-    """What `export_run` returns."""
+    """The result of `export_run`."""
 
-    # Format of the exported files, their folder (`output`), their names, and the bytes of those that are not
-    # in vocab/, which only `import` reads.
+    # Format of the exported files.
     format: str
+    # Folder of the exported files.
     output: str
+    # Paths of the exported files, relative to `output`.
     files: list[str]
+    # Total size of the files directly in `output`, without the folder vocab/, which only `import` reads.
     bytes: int
-    # Checkpoint that was exported; `step` is its update.
+    # Exported checkpoint.
     checkpoint: str
+    # Training step of the checkpoint.
     step: int
-    # Largest absolute difference from the outputs of the run. `largest_output` is the largest output,
-    # `tolerance` the accepted difference.
+    # Largest absolute difference between the outputs of the run and of the exported model.
     largest_difference: float
+    # Largest absolute output.
     largest_output: float
+    # Accepted difference, as given.
     tolerance: float
-    # What was compared (logits or log-probabilities), on how many tokens (`target_tokens`), and of which
-    # sentences (`checked_on`).
+    # Compared outputs: logits, log_probs or target vectors.
     quantity: str
+    # Number of compared target tokens.
     target_tokens: int
+    # Sentences on which the outputs were compared.
     checked_on: str
-    # Number of lines on which the ids of the exported tokenizer were compared, and of those that differ.
+    # Number of lines on which the exported tokenizer was compared with the run's.
     lines: int
+    # Number of these lines, and of language tags, with different ids.
     differing_lines: int
-    # Name of the quantization, if any; `quantized_difference` is the largest difference of the quantized
-    # model.
+    # Name of the quantization, if any.
     quantization: str
+    # Largest absolute difference between the outputs of the run and of the quantized model.
     quantized_difference: float
-    # With `push`, the address of the uploaded model.
+    # With `push`, the URL of the uploaded model.
     pushed: str
 
 
@@ -70,20 +76,20 @@ def export_run(
     shortlist: str | Path | None = None,
     push: str | None = None,
 ) -> ExportResult:
-    """Write a trained model in a foreign format; return its files and the difference from the run's outputs.
+    """Write a trained model in a foreign format, and compare its outputs with the run's.
 
     Args:
       checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config.
-      quantization: one of the quantizations of the format; the unquantized float32 model is checked first.
-      shortlist: file of the pieces that may translate each source piece, for ctranslate2 and bergamot.
-      tolerance: largest accepted absolute difference of logits or log-probabilities. If the largest of them
-        exceeds 1, the tolerance is multiplied by it.
-      push: hf:OWNER/NAME, a model of Hugging Face's Hub, to which the files are uploaded.
+      quantization: a quantization that the format supports; the unquantized float32 model is checked first.
+      shortlist: vocabulary shortlist file, for ctranslate2 and bergamot.
+      tolerance: largest accepted absolute difference of logits or log-probabilities. If the largest absolute
+        output exceeds 1, the tolerance is multiplied by that output.
+      push: hf:OWNER/NAME, a model on the Hugging Face Hub to which the files are uploaded.
 
     Raises:
       UserError: an unknown format, a model that the format cannot express, an output folder that is not
-        empty, or a difference above the tolerance. A failed export leaves no files behind; one
-        that only could not be uploaded leaves the folder.
+        empty, or a difference above the tolerance. A failed export leaves no files; if only the upload
+        fails, the folder stays.
     """
     check_tolerance(tolerance)
     run_dir, output = open_copy(run_dir), open_output(output, empty=True)
@@ -162,7 +168,7 @@ def load_weights(
     trained = load_trained(run_dir, checkpoint=checkpoint, warn=warn)
     leaves = {path: np.asarray(leaf, np.float32) for path, leaf in flatten_tree(trained.params).items()}
     step = int(trained.progress.get("step", 0))
-    # The layout of these parameters is no wish of the run: who trains an import of them chooses anew.
+    # The layout of these parameters is not part of the model: training an import of them chooses a new one.
     model = dataclasses.replace(trained.config.model, scan_layers="auto")
     config = dataclasses.replace(trained.config, model=model)
     return Weights(config, trained.vocabs, leaves, trained.checkpoint, step)
@@ -180,7 +186,7 @@ def check_expressible(target: Format, weights: Weights, quantization: str) -> No
 
 
 def write_checked(target: Format, weights: Weights, folder: Path, tolerance: float) -> Parity:
-    """Write the format into an empty folder, and compare the outputs of both systems."""
+    """Write an unquantized model into an empty folder; raise UserError if its outputs differ too much."""
     parity = _write(target, weights, folder, "none")
     if not parity.is_within(tolerance):
         raise UserError(

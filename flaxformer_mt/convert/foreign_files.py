@@ -1,7 +1,7 @@
-"""Reading of foreign files: what a header or a config claims is checked before anything of that size is made.
+"""Reads foreign files safely: sizes in a header or config are checked before memory is allocated for them.
 
-A few bytes can claim a network of a terabyte. The claims are compared with fixed bounds and with the size of
-the files, which hold at least one byte for each parameter.
+A few bytes can describe a network of a terabyte. The sizes are compared with fixed bounds and with the size
+of the files, which have at least one byte per parameter.
 """
 
 import zipfile
@@ -21,7 +21,7 @@ def check_network(config: Config, folder: Path) -> None:
     validate(config)
     check_bounds(config, f"{folder}: ")
     model = config.model
-    # Each layer has at least the matrix from the width to the feed-forward width.
+    # Each layer has at least one feed-forward matrix.
     least = (model.num_encoder_layers + model.num_decoder_layers) * model.model_dim * model.ffn_dim
     stored = stored_bytes(folder)
     if least > stored:
@@ -37,7 +37,7 @@ def stored_bytes(folder: Path) -> int:
 
 
 def check_tensors(tensors: dict[str, Any], path: Path) -> None:
-    """Check that PyTorch tensors of a file are plain floating-point arrays that the file can hold."""
+    """Raise UserError unless all PyTorch tensors are plain floating-point arrays that fit in the file."""
     size = path.stat().st_size
     problems = [
         f"{name} {problem}" for name, tensor in tensors.items() if (problem := _problem(tensor, size))
@@ -72,7 +72,10 @@ def check_equal(stored: Any, expected: dict[str, Any], path: Path) -> None:
 def check_fields(
     fields: Mapping[str, Any], kinds: Mapping[str, tuple[type, float, float]], path: Path
 ) -> None:
-    """Check options that are None, or numbers of a kind (int or float) between two bounds."""
+    """Raise UserError unless options are None or numbers within bounds.
+
+    kinds: for each option its type (int or float), minimum and maximum.
+    """
     problems = []
     for name, (kind, low, high) in kinds.items():
         value = fields.get(name)
@@ -100,7 +103,7 @@ def read_text(path: Path, *, most: int = 1 << 30, remedy: str = "copy it again")
 
 
 def check_unpacked_size(path: Path) -> None:
-    """Refuse a zip archive that would take much more memory than the file has bytes."""
+    """Raise UserError if a zip archive would need much more memory than the size of the file."""
     with zipfile.ZipFile(path) as archive:
         unpacked = sum(entry.file_size for entry in archive.infolist())
     if unpacked > 2 * path.stat().st_size + (1 << 20):
@@ -108,7 +111,7 @@ def check_unpacked_size(path: Path) -> None:
 
 
 class StoredArray(NamedTuple):
-    """An array whose shape is known, and whose numbers are read whenever it becomes a numpy array."""
+    """An array in a file: its shape is known, and its values are read on each conversion to numpy."""
 
     read: Callable[[], np.ndarray]
     shape: tuple[int, ...]

@@ -1,6 +1,6 @@
-"""The interface of a foreign format for export and import (`Format`), the list of formats, shared helpers.
+"""The interface for formats of other systems (`Format`), the list of formats, and helpers that they share.
 
-All formats exchange `Weights`, and write the entry of this package into config.json.
+All formats write and read `Weights`; exports store the run's config under "flaxformer_mt" in config.json.
 """
 
 import dataclasses
@@ -28,13 +28,16 @@ from flaxformer_mt.vocab.shortlist import Shortlist
 
 CONFIG_NAME = "config.json"
 VOCAB_NAME = "vocab"
-# Key of the entry of this package in config.json, the same in every format.
+# Key of this package's entry in config.json, for every format.
 OUR_KEY = "flaxformer_mt"
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights to export or imported ones: float32 parameters on the host by path, config and vocabularies."""
+    """A model to export or an imported model: config, vocabularies and parameters.
+
+    leaves: float32 parameters in host memory, by path.
+    """
 
     config: Config
     vocabs: Vocabs
@@ -59,22 +62,22 @@ class Weights:
 
 @dataclass(frozen=True)
 class ImportOverrides:
-    """Config and vocabularies that the user passes to an import; None: read them from the files."""
+    """The config and the vocabularies that the user gives for an import; None: read from the files."""
 
     config: Config | None = None
     vocabs: Vocabs | None = None
 
 
 Rules = Iterable[Rule | Constant]
-# Maps a batch to float32 logits [B, T, V], to log-probabilities [B, T] of target_out, or to the vectors
-# [B, T, D] that the decoder begins with.
+# Maps a batch to float32 logits [B, T, V], to log-probabilities [B, T] of target_out, or to the embedded
+# decoder inputs [B, T, D].
 Outputs = Callable[[Batch], np.ndarray]
 
 _ONLY_READ = "its files are only read; give another --format, such as torch or ctranslate2"
 
 
 def changed_options(search: SearchConfig, names: Iterable[str]) -> list[str]:
-    """Return those of some options of a search, with their values, that are not the default."""
+    """Return the options among `names` that differ from their defaults, as "search.NAME=VALUE"."""
     default = SearchConfig()
     shown: dict[type, Callable[[Any], str]] = {tuple: ",".join, float: "{:g}".format}
     values = {name: value for name in names if (value := getattr(search, name)) != getattr(default, name)}
@@ -82,29 +85,28 @@ def changed_options(search: SearchConfig, names: Iterable[str]) -> list[str]:
 
 
 def constraining_options(search: SearchConfig) -> list[str]:
-    """Return the options of a search that exclude or force translations in every beam."""
+    """Return the options that forbid or force tokens in every search, as "search.NAME=VALUE"."""
     names = ("suppress", "no_repeat_ngram", "min_length_ratio", "min_length_offset")
     return changed_options(search, names)
 
 
 @dataclass(frozen=True)
 class Format:
-    """A foreign format.
+    """A foreign format: functions that export, import and compare models.
 
-    problems: maps a config to the reasons why the format cannot express it; each names the field, its value
-      and the supported values.
-    more_problems: the same for what the config does not say: parameters and vocabularies.
-    write: writes all files into an existing folder; the third argument is the quantization, "none" where the
-      format has no other. None for import-only formats.
-    open: loads the files with the foreign system and returns its forward function, for the parity check. It
-      takes the path, and for an import what the user has given: the class is then built from that. None for
-      import-only formats, whose systems need not be installed.
-    read: the inverse of write; None for export-only formats.
-    lost_options: lists the options of a search that the other system does not find in the files, because they
-      hold none, or not these.
-    compare_ids: compares the ids of the written tokenizer, as its system loads it, with the run's; returns
-      what the export's result says about it.
-    write_shortlist: adds a shortlist to a written folder; None: the foreign system reads none.
+    problems: returns the reasons why the format cannot express a config; each names the field, its value and
+      the supported values.
+    more_problems: returns further reasons, which depend on parameters and vocabularies.
+    write: writes all files into an existing folder, with a quantization ("none": no quantization). None for
+      import-only formats.
+    open: loads the files with the foreign system and returns its forward function, for the parity check.
+      Takes the path and, for an import, the config and vocabularies that the user gives. None for import-only
+      formats, whose systems need not be installed.
+    read: reads the files that `write` or the foreign system wrote; None for export-only formats.
+    lost_options: lists the search options that are set but that the exported files cannot express.
+    compare_ids: compares the ids of the written tokenizer, loaded by the foreign system, with the run's;
+      returns entries for `ExportResult`.
+    write_shortlist: adds a shortlist to a written folder; None if the foreign system supports no shortlist.
     """
 
     name: str
@@ -121,14 +123,14 @@ class Format:
 
 
 def shapes_of(config: ModelConfig, *, source_size: int, target_size: int, **changes: Any) -> Shapes:
-    """Return the shapes of a network's parameters, some fields of its config changed."""
+    """Return the shapes of a network's parameters by path; `changes` replace fields of its config."""
     # Exported trees have one subtree per layer, even if training stacks the layers (model.scan_layers).
     changes["scan_layers"] = False
     return dict(_trace_shapes(dataclasses.replace(config, **changes), source_size, target_size))
 
 
 def absent_shapes(model: ModelConfig, fields: Iterable[str], **sizes: int) -> Shapes:
-    """Return the shapes of parameters that a network lacks because of these fields, which are False."""
+    """Return the shapes of the parameters that a network would have if all of `fields` were True."""
     present = shapes_of(model, **sizes)
     whole = shapes_of(model, **sizes, **dict.fromkeys(fields, True))
     return {path: shape for path, shape in whole.items() if path not in present}
@@ -137,7 +139,10 @@ def absent_shapes(model: ModelConfig, fields: Iterable[str], **sizes: int) -> Sh
 def make_table(
     model: ModelConfig, vocabs: Vocabs, rules: Rules, what: str, absent: Iterable[str] = ()
 ) -> Table:
-    """Make the name table of a network; `absent` are fields whose parameters the foreign one always has."""
+    """Make the name table of a network.
+
+    `absent` are fields, such as attention_bias, whose parameters the foreign network always has.
+    """
     sizes = {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
     return Table(shapes_of(model, **sizes), rules, what=what, absent=absent_shapes(model, absent, **sizes))
 
@@ -164,14 +169,14 @@ def write_json(content: dict[str, Any], path: Path) -> None:
 
 
 def read_config_json(folder: Path, name: str = CONFIG_NAME) -> dict[str, Any]:
-    """Read config.json, or another file of settings; return {} if the file does not exist."""
+    """Read config.json or another JSON file of settings; return {} if the file does not exist."""
     path = folder / name
     try:
         return read_json_object(path)
     except FileNotFoundError:
         return {}
     except PermissionError:
-        raise  # the file may be whole
+        raise  # the file may be intact
     except (ValueError, OSError) as error:
         raise UserError(f"{path} is damaged: {error}; copy or download it again") from error
 
@@ -193,7 +198,7 @@ def find_config(folder: Path, overrides: ImportOverrides) -> Config:
 
 
 def refuse_overrides(overrides: ImportOverrides, folder: Path) -> None:
-    """Raise UserError if a config or vocabularies are given for files that have their own."""
+    """Raise UserError if the user gives a config or vocabularies, since the files contain both."""
     if overrides != ImportOverrides():
         raise UserError(
             f"{folder} describes its network and its vocabulary itself; leave out --config and --vocab"
@@ -218,7 +223,7 @@ def read_weights(
 
 
 def fit_vocabulary(config: Config, vocabs: Vocabs) -> Config:
-    """Return a config whose vocabulary section has the sizes and special ids of these vocabularies."""
+    """Return the config with the sizes and special ids of `vocabs` in its vocabulary section."""
     target = vocabs.target
     taken = {target.pad_id, target.eos_id, target.unk_id}
     vocab = dataclasses.replace(
@@ -226,11 +231,11 @@ def fit_vocabulary(config: Config, vocabs: Vocabs) -> Config:
         size=target.size,
         source_size=None,
         joint=vocabs.joint,
-        # Two vocabularies may differ in size: the files of the run directory are used whatever their sizes.
+        # Two vocabularies may differ in size; with model files set, their sizes are not checked.
         source_model="" if vocabs.joint else "vocab/source.model",
         target_model="" if vocabs.joint else "vocab/target.model",
         pad_id=target.pad_id,
-        # Set even if the model has no start symbol, in whose place padding begins its targets.
+        # Set even if the model has no start symbol and its targets begin with padding.
         bos_id=next(i for i in (target.bos_id, *range(4)) if i not in taken),
         eos_id=target.eos_id,
         unk_id=target.unk_id,
@@ -238,7 +243,7 @@ def fit_vocabulary(config: Config, vocabs: Vocabs) -> Config:
     return dataclasses.replace(config, vocab=vocab)
 
 
-# Name -> module under flaxformer_mt.convert, and the name of the format in it where it is not FORMAT.
+# Format name -> module under flaxformer_mt.convert, and the variable with the format if it is not FORMAT.
 _HOMES = {
     "torch": "torch.standalone_format",
     "torch-nn": "torch.nn_transformer",
@@ -259,10 +264,10 @@ _HOMES = {
     "joeynmt": "toolkits.joeynmt",
 }
 NAMES = tuple(_HOMES)
-# Those that `export` has, and those that `import` has.
+# The formats that `export` supports, and those that `import` supports.
 EXPORTED = tuple(name for name in NAMES if name not in ("fairseq", "opennmt-py", "eole", "joeynmt"))
 IMPORTED = tuple(name for name in NAMES if name not in ("ctranslate2", "embeddings"))
-# Names that people try -> the format.
+# Other common names -> the name of the format, for suggestions.
 _OTHER_NAMES = {
     **dict.fromkeys(("huggingface", "transformers", "hugging_face", "hub"), "hf"),
     **dict.fromkeys(("pytorch", "pt", "safetensors"), "torch"),

@@ -1,6 +1,6 @@
-"""Models on Hugging Face's Hub: their files are downloaded, and an export is uploaded.
+"""Downloads models from the Hugging Face Hub, and uploads exports to it.
 
-Names are hf:OWNER/NAME, or hf:OWNER/NAME@REVISION.
+Models are named hf:OWNER/NAME or hf:OWNER/NAME@REVISION.
 """
 
 from pathlib import Path
@@ -10,19 +10,19 @@ from typing import Any
 from flaxformer_mt.errors import UserError, first_line, importing
 
 PREFIX = "hf:"
-# The files that an import reads; weights in addition, in the first form that there is.
+# The files that an import reads, and the files with weights, of which the first existing kind is downloaded.
 _FILES = ("*.json", "*.model", "*.spm", "merges.txt")
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
 
 def find_hub_name(path: str | Path) -> str | None:
-    """Return OWNER/NAME, with @REVISION if it has one, of a path that names a model of the Hub; else None."""
+    """Return OWNER/NAME or OWNER/NAME@REVISION if the path names a model on the Hub, otherwise None."""
     text = str(path)
     return text.removeprefix(PREFIX) if text.startswith(PREFIX) else None
 
 
 def fetch_model(name: str) -> Path:
-    """Download the files of a model that are not there yet; return the folder in the Hub's cache."""
+    """Download the files of a model that are not cached yet; return the model's folder in the Hub's cache."""
     hub = _import_hub(f"--input={PREFIX}{name}")
     repository, _, revision = name.partition("@")
     options: dict[str, Any] = {"repo_id": repository, "revision": revision or None}
@@ -36,7 +36,7 @@ def fetch_model(name: str) -> Path:
         safe = any(file.endswith(".safetensors") and "/" not in file for file in stored)
         patterns = [*_FILES, _WEIGHTS[0] if safe else _WEIGHTS[1]]
         return Path(hub.snapshot_download(**options, allow_patterns=patterns, ignore_patterns=["*/*"]))
-    except Exception as error:  # of the network, of the Hub, of the disk
+    except Exception as error:  # the network, the Hub or the disk can fail
         raise UserError(_explain(error, name, "downloaded")) from error
 
 
@@ -72,7 +72,7 @@ def _explain(error: Exception, name: str, done: str) -> str:
             "correct the name, which is OWNER/NAME or OWNER/NAME@REVISION, or log in with `hf auth login`"
         )
     elif _is_offline(error) or "LocalEntryNotFoundError" in names:
-        reason = reason.partition(" To enable")[0]  # by an argument that is no flag here
+        reason = reason.partition(" To enable")[0]  # which names an argument that is no flag here
         remedy = "check the network, or download the model elsewhere and give its folder"
     elif "403" in reason or "401" in reason:
         remedy = "log in with `hf auth login`, with a token that may do this"

@@ -1,7 +1,7 @@
-"""Imports a foreign model as a run directory that can translate, be evaluated and be trained further.
+"""Imports a foreign model as a run directory, for translation, evaluation and further training.
 
-Finds the format from the files, reads vocabularies that the user gives, and reduces a model of many languages
-to some of them.
+Detects the format of the files, reads vocabularies that the user gives, and selects the languages of a
+multilingual model.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ _MODEL_TYPES = {
     "pegasus": "hf-pre-norm",
     **dict.fromkeys(("bart", "mbart", "m2m_100", "t5", "mt5"), "hf"),
 }
-# Format -> patterns of names that together only its file has, of tensors or beside them in a checkpoint.
+# Format -> patterns of names (of tensors or other entries of a checkpoint) by which its files are detected.
 _STORED_NAMES: dict[str, tuple[str, ...]] = {
     "torch": (r"(en|de)coder\.layers\.0\.(self_attention\.query|recurrence\.forget)\.weight",),
     "torch-nn": (r"transformer\.encoder\.layers\.0\.self_attn\.in_proj_weight",),
@@ -122,7 +122,10 @@ def _read_names(file: Path) -> list[str]:
 
 
 def read_user_vocabs(path: Path) -> Vocabs:
-    """Read joint.model, or source.model and target.model; or such .txt, lists of words; or one such file."""
+    """Read the vocabularies that the user gives: a file for both languages, or a folder.
+
+    The folder has joint.model, or source.model and target.model, or lists of words with the suffix .txt.
+    """
     if path.is_file():
         vocab = _read_vocab(path)
         return Vocabs(vocab, vocab, joint=True)
@@ -166,10 +169,10 @@ def _read_words(path: Path) -> Vocab:
 
 
 def choose_languages(weights: Weights, languages: Sequence[str], new_tags: Collection[str] = ()) -> Config:
-    """Return the config of a model of many languages for the directions between some of them.
+    """Return the config of a multilingual model for all directions between some of its languages.
 
-    A model without tags translates from the first language to the second one, whatever its files say.
-    `new_tags` are tags that the vocabulary will get.
+    For a model without language tags, `languages` are the source and the target language. `new_tags` are tags
+    that will be added to the vocabulary.
     """
     data, tags = weights.config.data, dict.fromkeys((*weights.vocabs.target.tags, *new_tags), 0)
     if len(set(languages)) < 2 or len(set(languages)) < len(languages):
@@ -187,7 +190,7 @@ def choose_languages(weights: Weights, languages: Sequence[str], new_tags: Colle
         pairs = itertools.permutations(languages, 2)
         data = dataclasses.replace(data, dataset=",".join(f"parallel_text:{a}-{b}" for a, b in pairs))
     if data.tag_style == "t5":
-        _list_tags(data)  # raises for a language that T5 has no name for
+        _list_tags(data)  # raises UserError for a language whose name T5 does not know
     elif tags and data.tag_style != "opus":
         for language in languages:
             check_language(language, "--languages", data, tags)
@@ -204,32 +207,41 @@ def _list_tags(data: DataConfig) -> list[str]:
 
 
 class ImportResult(TypedDict, total=False):
-    """What `import_run` returns."""
+    """The result of `import_run`."""
 
-    # Format of the foreign model; `run` is the new run directory.
+    # Format of the foreign model.
     format: str
+    # The new run directory.
     run: str
-    # Numbers of parameters, of arrays, and of pieces of the target vocabulary (`pieces`).
+    # Number of parameters.
     parameters: int
+    # Number of parameter arrays.
     arrays: int
+    # Number of subwords in the target vocabulary.
     pieces: int
-    # With `new_vocabulary`: pieces that went and came, rows of arrays and their megabytes; by file of text,
-    # pieces of a word before and after, of which each unknown character is one.
+    # With `new_vocabulary`: number of subwords removed from the vocabulary.
     pieces_removed: int
+    # With `new_vocabulary`: number of subwords added to the vocabulary.
     pieces_added: int
+    # Number of rows removed from the embedding and output arrays.
     rows_removed: int
+    # Number of rows added to the embedding and output arrays.
     rows_added: int
+    # Size of the removed rows.
     megabytes_removed: float
+    # Size of the added rows.
     megabytes_added: float
+    # Text file -> subwords per word before and after the change. An unknown character counts as one subword.
     pieces_per_word: dict[str, list[float]]
-    # Largest absolute difference from the outputs of the foreign model; `largest_output` is the largest
-    # output.
+    # Largest absolute difference between the outputs of the foreign and of the imported model.
     largest_difference: float
+    # Largest absolute output.
     largest_output: float
-    # What was compared (logits or log-probabilities), on how many target `tokens`, and of which sentences
-    # (`checked_on`). If nothing was compared, only `checked_on` is there, which says why.
+    # Compared outputs: logits or log_probs.
     quantity: str
+    # Number of compared target tokens.
     tokens: int
+    # Sentences on which the outputs were compared; if nothing was compared, the reason.
     checked_on: str
 
 
@@ -248,22 +260,23 @@ def import_run(
 
     Args:
       path: the folder that `export` or the foreign system wrote, or the weights file in it; or hf:OWNER/NAME,
-        a model of Hugging Face's Hub, which is downloaded.
-      format_name: None: found from the files.
+        a model on the Hugging Face Hub, which is downloaded.
+      format_name: name of the format. None: detect it from the files.
       config: config of a model whose files do not contain one. None: read it from the files.
       vocab: folder of the vocabularies, if the model's files have none: SentencePiece models (joint.model, or
         source.model and target.model), or lists of words in the order of their ids (joint.txt, or source.txt
-        and target.txt). Or one such file. None: read them from the model's folder.
-      tolerance: largest accepted absolute difference of logits between the foreign and the imported model. If
-        the largest logit exceeds 1, the tolerance is multiplied by it.
-      languages: the languages to translate between, for a multilingual pretrained model. None: those that the
-        model's files name, else de and en.
-      new_vocabulary: pieces and languages that the vocabulary of a pretrained model loses and gets.
+        and target.txt); or one such file. None: read them from the model's folder.
+      tolerance: largest accepted absolute difference of outputs between the foreign and the imported model.
+        If the largest absolute output exceeds 1, the tolerance is multiplied by that output.
+      languages: the languages to translate between, for a multilingual pretrained model. None: the languages
+        in the model's files, or de and en if the files name none.
+      new_vocabulary: changes to the vocabulary of a pretrained model: subwords to remove and to add, and new
+        languages. None: no changes.
 
     Raises:
       UserError: an unknown or export-only format, a run directory that is not empty, files that are missing,
-        damaged or do not fit the config, or a difference above the tolerance. A failed import leaves no files
-        behind.
+        damaged or do not fit the config, or a difference above the tolerance. A failed import leaves no
+        files.
     """
     check_tolerance(tolerance)
     origin, run_dir = str(path), open_copy(run_dir)
@@ -294,7 +307,7 @@ def import_run(
             "pieces": weights.vocabs.target.size,
             **changes,
         }
-        del weights, leaves  # memory holds one of the two models at a time
+        del weights, leaves  # so that only one of the two models is in memory
         checked: Mapping[str, Any] = {
             "checked_on": f"nothing: {source.name} files are read without their toolkit"
         }
@@ -305,7 +318,7 @@ def import_run(
 
 
 def _fetch(path: str | Path) -> Path:
-    """Return a local copy of a model, which may be in a store or on the Hub."""
+    """Return the local path of a model, which is downloaded from an object store or the Hub if necessary."""
     hub_name = find_hub_name(path)
     local = fetch_input(path) if hub_name is None else fetch_model(hub_name)
     if not local.exists():
@@ -322,7 +335,7 @@ def _read(
     languages: Sequence[str] | None,
     new_vocabulary: NewVocabulary | None,
 ) -> tuple[Weights, list[NewTag]]:
-    """Read a model for some languages, and check what its files say; return it and the tags that it lacks."""
+    """Read and check a model, and select its languages; return it and the tags to add to its vocabulary."""
     if source.read is None:
         raise UserError(f"format {source.name} is export-only: its files do not contain the complete model")
     weights = source.read(path, overrides)
@@ -347,7 +360,7 @@ def _compare(
         parity = compare(ours, source.open(path, overrides))
     except UserError:
         raise
-    except Exception as error:  # another system fails at files of another origin in many ways
+    except Exception as error:  # the foreign system can fail with any exception
         reason = describe_error(error)
         raise UserError(f"{path} cannot be opened as a {source.name} model: {reason}") from error
     if not parity.is_within(tolerance):

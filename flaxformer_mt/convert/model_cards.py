@@ -1,6 +1,6 @@
-"""README.md of an export, the model card of Hugging Face's Hub: code that loads it, its data and scores.
+"""Makes README.md of an export, its model card: code that loads the model, training data, and scores.
 
-The card and the code for each library are templates in cards/.
+The templates of the card, and of the code for each library, are in cards/.
 """
 
 import functools
@@ -16,7 +16,7 @@ from flaxformer_mt.runs.load_run import name_checkpoint
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.vocab import PretrainedVocab, Vocabs
 
-# Format -> template of the code that loads it; that of all others is state_dict.
+# Format -> template of the code that loads the model; other formats have the template state_dict.
 _SNIPPETS = {
     **dict.fromkeys(("hf", "marian", "hf-pre-norm"), "transformers"),
     "ctranslate2": "ctranslate2",
@@ -24,14 +24,14 @@ _SNIPPETS = {
     "marian-npz": "marian",
     "bergamot": "bergamot",
 }
-# Template -> library_name on the Hub; that of all others is pytorch.
+# Template -> library_name on the Hub; other templates have the library pytorch.
 _LIBRARIES = {
     "transformers": "transformers",
     "ctranslate2": "ctranslate2",
     "marian": "marian",
     "bergamot": "marian",
 }
-# The most tokens of a translation by a card: CTranslate2's default, where transformers' is 20.
+# Maximum length of translations in the code of a card: CTranslate2's default (transformers has 20 tokens).
 _LENGTH = 256
 
 
@@ -41,7 +41,14 @@ def make_card(
     report: Mapping[str, Any] | None = None,
     vocabs: Vocabs | None = None,
 ) -> str:
-    """Return the text of a card; `export` has the format, the checkpoint and its step."""
+    """Return the text of a model card.
+
+    Args:
+      config: config of the exported run.
+      export: entries of `ExportResult`: format, checkpoint and step.
+      report: report of the run, with the training data and the test scores.
+      vocabs: vocabularies of the run, for the input of the example.
+    """
     report, directions = report or {}, find_directions(config.data)
     test, snippet = report.get("test") or {}, _SNIPPETS.get(export["format"], "state_dict")
     translates, scores = bool(config.data.source_language), list(_list_scores(test))
@@ -90,9 +97,9 @@ def _open_templates() -> Any:
 
 
 def _describe_source(config: Config, vocabs: Vocabs | None) -> dict[str, Any]:
-    """Return a sentence in the first direction of the model, with what its tokenizer needs.
+    """Return an example source in the first direction of the model, and the tags that its tokenizer needs.
 
-    Tokenizers of models with a tag before targets (`tag`) put the tag of the source before it themselves.
+    Tokenizers of models whose targets begin with a tag (`tag`) add the tag of the source themselves.
     """
     direction = find_directions(config.data)[0]
     tags, vocab = choose_tags(config.data, direction), vocabs.target if vocabs is not None else None
@@ -104,7 +111,7 @@ def _describe_source(config: Config, vocabs: Vocabs | None) -> dict[str, Any]:
         return source
     source["pretrained"] = True
     if tag := choose_target_tag(config.data, direction):
-        # M2M100's class names languages without the lines around their tags.
+        # M2M100's class uses language codes without the underscores around tags.
         code = tags[0].strip("_") if vocab.metadata.kind == "m2m_100" else tags[0]
         source |= {"text": "A sentence.", "tag": tag, "source_code": code}
     return source

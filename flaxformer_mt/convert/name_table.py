@@ -1,11 +1,11 @@
-"""Strict name table between Flax parameters and the arrays of a foreign format, with both conversions.
+"""A table that maps Flax parameters to the arrays of a foreign format, and converts in both directions.
 
-`read_names` makes the rules of a toolkit from a text with a line for each part of the network:
+`read_names` reads the rules of a format from a text with one line per part of the network:
 
     (encoder|decoder)/layers_{n}/feedforward/(input|output)    (encoder|decoder).layers.{n}.fc(1|2)
 
 A foreign array may also be the concatenation of several Flax arrays (`query+key+value`), the slice of one
-head (`{h}`), or a value without a Flax parameter (`Constant`).
+head (`{h}`), or a value without a Flax parameter (`Constant`). Missing and unexpected arrays are errors.
 """
 
 import functools
@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 
 
 class Layout(NamedTuple):
-    """A conversion and its inverse; `to_flax` needs the Flax shape, to which it splits flattened axes."""
+    """A conversion of an array and its inverse; `to_flax` needs the Flax shape to restore flattened axes."""
 
     to_foreign: Callable[[np.ndarray], np.ndarray]
     to_flax: Callable[[np.ndarray, Shape], np.ndarray]
@@ -69,14 +69,15 @@ _NO_SHAPES: Shapes = {}
 
 @dataclass(frozen=True)
 class Rule:
-    """How a foreign array is made of Flax parameters.
+    """A rule that makes foreign arrays from Flax parameters.
 
     ours: path of a Flax parameter, or several paths whose arrays are concatenated along the first foreign
-      axis; {n} is the number of the layer.
-    theirs: name of the foreign array, with the same {n}, or {n+1} where layers are counted from 1.
-    unless: path of a parameter in whose place the foreign array has this one: an output matrix that is tied.
-    head_axis: axis of the Flax array along which each head is a foreign array of its own; {h} in `theirs` is
-      the number of the head.
+      axis; {n} is the layer number.
+    theirs: name of the foreign array, with the same {n}, or {n+1} if layers are counted from 1.
+    layout: the conversion between the Flax array and the foreign array.
+    head_axis: axis of the heads in the Flax array, if each head is a separate foreign array; {h} in `theirs`
+      is the head number.
+    unless: path of a parameter; if the network has it, the rule does not apply. For tied output matrices.
     """
 
     ours: str | tuple[str, ...]
@@ -123,12 +124,15 @@ class _Entry:
 
 
 class Table:
-    """All foreign arrays of one model by name, each with the Flax parameters that it is made of."""
+    """Maps the names of all foreign arrays of a model to the Flax parameters from which they are made."""
 
     def __init__(
         self, shapes: Shapes, rules: Iterable[Rule | Constant], *, what: str, absent: Shapes = _NO_SHAPES
     ) -> None:
-        """Make the table; `absent` has parameters of the foreign network alone: scales of 1, all others 0."""
+        """Make the table; raise UserError if a Flax parameter has no counterpart.
+
+        `absent` are parameters that only the foreign network has: scales are 1, all others 0.
+        """
         self._shapes, self._what = shapes, what
         self._entries: dict[str, _Entry] = {}
         rules = list(rules)
@@ -164,7 +168,10 @@ class Table:
         return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if len(shapes) > 1 else shapes[0]
 
     def to_foreign(self, leaves: Leaves, *, tied: bool = True) -> Tensors:
-        """Convert Flax parameters to foreign arrays; tied names refer to the same array, or are left out."""
+        """Convert Flax parameters to foreign arrays; with `tied`, tied names refer to the same array.
+
+        Without `tied`, only the first of several tied names is returned.
+        """
         tensors: Tensors = {}
         built: dict[tuple[_Part, ...], np.ndarray] = {}
         for name, entry in self._entries.items():
@@ -189,10 +196,12 @@ class Table:
     ) -> Leaves:
         """Convert foreign arrays to Flax parameters; the exact inverse of `to_foreign`.
 
+        Raises UserError if names, shapes or constants differ from the table.
+
         Args:
-          tensors: numpy arrays, or what becomes one when it is asked for (`__array__`) and has a shape: each
-            is asked for once.
-          may_omit_tied: whether a file may omit a name if another name holds the same array.
+          tensors: numpy arrays, or objects with a shape that convert to numpy (`__array__`).
+          may_omit_tied: whether a file may omit a name if another name has the same array.
+          origin: name of the file in errors.
         """
         problems = self._compare(tensors, may_omit_tied)
         if problems:
@@ -274,7 +283,7 @@ def _to_foreign(part: _Part, array: np.ndarray) -> np.ndarray:
 
 
 def _make_leaf(shape: Shape) -> np.ndarray:
-    """Return an array of NaN aligned to 64 bytes: on CPUs, JAX uses such arrays without a copy."""
+    """Return an array of NaN that is aligned to 64 bytes, so that JAX on CPU uses it without a copy."""
     size = math.prod(shape) * 4
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
@@ -284,15 +293,15 @@ def _make_leaf(shape: Shape) -> np.ndarray:
 
 
 def _broadcast_zeros(shape: Shape) -> np.ndarray:
-    """Return zeros of a shape, broadcast from one number so that they take no memory."""
+    """Return an array of zeros that takes no memory, since it is broadcast from one number."""
     return np.broadcast_to(np.float32(0), shape)
 
 
 # Parameter of a Flax module -> its name in PyTorch's layers.
 PYTORCH = {"kernel": ".weight", "scale": ".weight", "embedding": ".weight", "bias": ".bias"}
-# End of a path -> the layout of an array; the first one that fits.
+# Pattern for the end of a path -> layout of the array; the first pattern that matches applies.
 Layouts = Mapping[str, Layout]
-# Those of PyTorch's layers.
+# The layouts of PyTorch's layers.
 LINEAR_LAYERS = {
     "_attention/(query|key|value)/kernel": HEADS_IN,
     "_attention/(query|key|value)/bias": FLAT,
@@ -300,7 +309,7 @@ LINEAR_LAYERS = {
     "kernel": LINEAR,
     "": SAME,
 }
-# End of a path -> the axis that is the model's width.
+# Pattern for the end of a path -> the axis whose size is the model's width.
 _WIDTH_AXES = {
     "(query|key|value|input|gate)/bias|output_bias": None,
     "(query|key|value)/kernel": 0,
@@ -309,7 +318,7 @@ _WIDTH_AXES = {
     "": -1,
 }
 _TARGET_EMBEDDINGS = ("target_embedding", "shared_embedding", "token_embedding")
-# Names of parts that are found under other names: embeddings of both languages may be one.
+# Alternative names of modules: one embedding may be shared by both languages.
 _ALIASES = {
     "source_embedding": ("source_embedding", "shared_embedding"),
     "target_embedding": _TARGET_EMBEDDINGS,
@@ -324,15 +333,17 @@ def read_names(
     layouts: Layouts = LINEAR_LAYERS,
     half_width: bool = False,
 ) -> list[Rule | Constant]:
-    """Return the rules of a text with lines of a part of the network (or a parameter) and its foreign name.
+    """Read rules from lines that contain a module (or a parameter) of the network and its foreign name.
 
-    Groups (a|b) stand for a line each; those of both sides belong together in their order. `output` is the
-    matrix of the output layer, which may be tied to the target embedding.
+    A line with groups (a|b) stands for one line per alternative; the alternatives of both columns correspond
+    in their order. `output` is the output matrix, which may be tied to the target embedding.
 
     Args:
-      prefix: what precedes all foreign names.
-      parameters: Flax name of a parameter -> what follows the foreign name of its module.
-      half_width: whether the foreign model has sines before cosines, and so permuted widths.
+      prefix: prefix of all foreign names.
+      parameters: Flax name of a parameter -> suffix of the foreign name.
+      layouts: pattern for the end of a Flax path -> layout of the array.
+      half_width: whether the foreign model has all sines before all cosines, which permutes the model's
+        width.
     """
     rules = []
     for ours, theirs in (line.split() for line in text.split("\n") if line.strip()):
@@ -342,7 +353,7 @@ def read_names(
 
 
 def expand_groups(text: str) -> list[str]:
-    """Return the texts that (a|b) stands for: `(enc|dec)_layers` is enc_layers and dec_layers."""
+    """Return a text for each combination of groups: (enc|dec)_layers gives enc_layers and dec_layers."""
     parts = [part.split("|") for part in re.split(r"[()]", text)]
     return ["".join(choice) for choice in itertools.product(*parts)]
 
@@ -388,12 +399,15 @@ def _find(values: Mapping[str, Any], path: str) -> Any:
 
 
 def half_split_order(width: int) -> np.ndarray:
-    """Return the Flax column of each foreign column: width 5 gives 0, 2, 4, 1, 3."""
+    """Return the Flax column of each foreign column if the foreign model has all sines before all cosines.
+
+    For width 5, these are 0, 2, 4, 1, 3.
+    """
     return np.concatenate([np.arange(0, width, 2), np.arange(1, width, 2)])
 
 
 def half_split(rule: Rule) -> Rule:
-    """Return a rule that also permutes the model's width."""
+    """Return the rule with a layout that also permutes the model's width, as in `half_split_order`."""
     axis = _find(_WIDTH_AXES, rule.ours if isinstance(rule.ours, str) else rule.ours[0])
     return rule if axis is None else replace(rule, layout=_permute(rule.layout, axis))
 

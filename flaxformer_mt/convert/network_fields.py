@@ -1,11 +1,12 @@
-"""The fields of a network in a foreign format: one table, read in both directions.
+"""Tables that translate the fields of ModelConfig to the options of a foreign format and back.
 
     Field("num_encoder_layers", "enc_layers")
     Field("activation", "act_fn", {"relu": "relu", "swish": "silu"})
     Field("norm_position", values="pre")
 
-make a ModelConfig of foreign options, the options of a ModelConfig, and the reasons why a format cannot
-express one: a field that is not listed must have the value that changes nothing, the default of ModelConfig.
+From such a table, this module makes a ModelConfig from foreign options, makes foreign options from a
+ModelConfig, and lists the reasons why a format cannot express a ModelConfig. A field that is not in the table
+must have the default of ModelConfig, except for sizes and similar fields, which may have any value.
 """
 
 import dataclasses
@@ -19,11 +20,11 @@ from flaxformer_mt.convert.foreign_files import check_fields
 from flaxformer_mt.convert.name_table import expand_groups
 from flaxformer_mt.errors import UserError
 
-# Kind and bounds of a number.
+# Type, minimum and maximum of a number.
 Bounds = tuple[type, float, float]
 LENGTH: Bounds = (int, 1, 1 << 20)
 RATE: Bounds = (float, 0, 0.999)
-# Field -> bounds of the option that has its value.
+# Field -> bounds of the foreign option for the field.
 _BOUNDS: dict[str, Bounds] = {
     **dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), (int, 1, 1000)),
     **dict.fromkeys(("model_dim", "num_heads", "key_dim", "value_dim"), (int, 1, 1 << 16)),
@@ -35,7 +36,7 @@ _BOUNDS: dict[str, Bounds] = {
     **dict.fromkeys(("dropout_rate", "embedding_dropout_rate"), RATE),
     **dict.fromkeys(("attention_dropout_rate", "ffn_dropout_rate"), RATE),
 }
-# Fields that are true or false.
+# Boolean fields.
 _FLAGS = [field.name for field in dataclasses.fields(ModelConfig) if isinstance(field.default, bool)]
 
 NOT = {True: False, False: True}
@@ -47,7 +48,7 @@ TYING = {
     (False, False): "none",
 }
 
-# Fields of which every format can have any value: sizes, and what training alone reads or computes alike.
+# Fields that may have any value in every format: sizes, and fields that do not change the outputs of a model.
 _FREE = (
     *("num_encoder_layers", "num_decoder_layers", "model_dim", "num_heads", "ffn_dim", "ffn_layer"),
     *("max_positions", "relative_buckets", "relative_distance", "alignment", "initializer", "attention"),
@@ -61,12 +62,12 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class Field(NamedTuple):
     """A field of ModelConfig in a foreign format.
 
-    ours: its name.
-    theirs: the option with its value; with groups, as in (encoder|decoder)_layers, options that must be
-      equal; a and b in `a & b` make one value together; "" if the format has one value for all models.
-    values: foreign value -> ours; or the supported values, of which models that are read have the first;
-      None: any value, the same on both sides.
-    default: that of an absent option; ...: it must be there.
+    ours: name of the field.
+    theirs: name of the foreign option. (encoder|decoder)_layers stands for two options that must be equal,
+      `a & b` for two options whose values form a tuple, and "" for no option.
+    values: mapping from foreign values to values of the field; or the supported values, which are the same in
+      both systems (with no option, imported models get the first value); None: any value.
+    default: value of an absent option; ...: the option is required.
     """
 
     ours: str
@@ -92,7 +93,7 @@ def any_value(*names: str) -> list[Field]:
     return [Field(name) for name in names]
 
 
-# Every other field of today. One that is added later is refused until a format lists it.
+# All other current fields. A field that is added later is unsupported until a format lists it.
 EVERY_FIELD = any_value(
     *("architecture", "decoder_self_attention", "key_dim", "value_dim", "activation", "norm_position"),
     *("norm", "norm_epsilon", "norm_affine", "final_norm", "embedding_norm", "positions"),
@@ -102,7 +103,7 @@ EVERY_FIELD = any_value(
 
 
 def value_of(model: ModelConfig, name: str) -> Any:
-    """Return the value of a field, or what stands for None: the size of heads, pre-norm's last norm."""
+    """Return the value of a field; None is replaced by its effective value, such as the head size."""
     value = getattr(model, name)
     if value is None and name in ("key_dim", "value_dim"):
         return model.model_dim // model.num_heads
@@ -114,7 +115,7 @@ def value_of(model: ModelConfig, name: str) -> Any:
 
 
 def find_problems(fields: Fields, config: Config) -> list[str]:
-    """List what a format does not support: `model.norm_position is pre; supported: post`."""
+    """List the values that a format does not support: `model.norm_position is pre; supported: post`."""
     model, listed = config.model, {field.ours: field.supported for field in fields}
     problems = []
     for name in (field.name for field in dataclasses.fields(model)):
@@ -158,12 +159,13 @@ def read_network(
     numbers: Mapping[str, Bounds] = _NOTHING,
     equal: Iterable[Sequence[str]] = (),
 ) -> ModelConfig:
-    """Return the network that foreign options describe.
+    """Return the ModelConfig that foreign options describe; raise UserError if it is not supported.
 
     Args:
-      others: options without a field here -> the values that change nothing; None is always one.
-      numbers: bounds of further options.
-      equal: further options that must be equal.
+      options: foreign options by name, from the file `path`.
+      others: foreign options without a field in ModelConfig -> supported values; None is always supported.
+      numbers: bounds of further foreign options.
+      equal: groups of further foreign options that must be equal.
     """
     names = [(field, expand_groups(field.theirs) if field.theirs else []) for field in fields]
     stored = {
@@ -202,7 +204,7 @@ def read_network(
 def _translate(
     names: Sequence[tuple[Field, Sequence[str]]], stored: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return our values of the fields that foreign options have, and what is not supported of them."""
+    """Translate foreign options to values of ModelConfig; also return the problems of unsupported options."""
     problems: list[str] = []
     network: dict[str, Any] = {}
     for field, groups in names:
@@ -225,13 +227,13 @@ def _join(stored: Mapping[str, Any], group: str) -> Any:
 
 
 def _find(values: Any, value: Any) -> Any:
-    """Return our value of a foreign one; ... if there is none."""
+    """Return the value of ModelConfig for a foreign value; ... if the foreign value is not supported."""
     pairs = values.items() if isinstance(values, Mapping) else zip(values, values, strict=True)
     return next((ours for theirs, ours in pairs if _is_same(theirs, value)), ...)
 
 
 def _is_same(first: Any, second: Any) -> bool:
-    """Return whether two values are equal; numbers of different types are, but for truth values."""
+    """Return whether two values are equal; 1 equals 1.0, but not True."""
     if isinstance(first, tuple) and isinstance(second, tuple):
         return all(map(_is_same, first, second))
     return isinstance(first, bool) == isinstance(second, bool) and first == second

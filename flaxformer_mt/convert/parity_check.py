@@ -1,4 +1,4 @@
-"""Parity check: the largest difference between the outputs of the Flax model and of a foreign model."""
+"""The parity check, which compares the outputs of the Flax model and of a foreign model."""
 
 import functools
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from flaxformer_mt.model import Model
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocab, Vocabs
 
-# Number of compared pairs, and rows per batch; rows of one batch differ in length, so that padding occurs.
+# Number of compared pairs, and rows per batch; rows of one batch differ in length, so that some are padded.
 _PAIRS, _ROWS = 16, 8
 
-# Splits in order of preference: the pairs come from the first one that the run's data set has.
+# Splits in order of preference: the pairs come from the first split that the run's data set has.
 _SPLITS: tuple[Literal["valid", "test", "train"], ...] = ("valid", "test", "train")
 
 Ids = list[list[int]]
@@ -28,7 +28,12 @@ Ids = list[list[int]]
 
 @dataclass(frozen=True)
 class Parity:
-    """The largest difference at any real target token; rounding is proportional to the largest output."""
+    """The result of a parity check.
+
+    largest_difference, largest_output: largest absolute values at target tokens other than padding. quantity:
+    logits, log_probs or target vectors. tokens: number of compared target tokens. checked_on: description of
+    the compared sentences.
+    """
 
     largest_difference: float
     largest_output: float
@@ -37,7 +42,10 @@ class Parity:
     checked_on: str
 
     def is_within(self, tolerance: float) -> bool:
-        """Return whether the difference is within a tolerance, which grows with outputs above 1."""
+        """Return whether the largest difference is at most tolerance * max(1, largest output).
+
+        Rounding errors are proportional to the outputs.
+        """
         return self.largest_difference <= tolerance * max(1.0, self.largest_output)
 
 
@@ -47,7 +55,10 @@ def check_tolerance(tolerance: float) -> None:
 
 
 class OwnOutputs(NamedTuple):
-    """Batches, the outputs of the Flax model for each, what they are, and where the batches come from."""
+    """Batches and the outputs of the Flax model for each batch.
+
+    quantity: logits, log_probs or target vectors. checked_on: description of the sentences in the batches.
+    """
 
     batches: list[Batch]
     outputs: list[np.ndarray]
@@ -60,7 +71,7 @@ def measure(weights: Weights, theirs: Outputs, *, quantity: str) -> Parity:
 
 
 def compute_own(weights: Weights, *, quantity: str, read_data: bool = True) -> OwnOutputs:
-    """Compute the outputs of the Flax model; then its parameters are no longer needed."""
+    """Compute the outputs of the Flax model, so that its parameters can be freed before the comparison."""
     batches, checked_on = make_batches(weights, read_data=read_data)
     outputs = [flax_outputs(weights, batch, quantity=quantity) for batch in batches]
     return OwnOutputs(batches, outputs, quantity, checked_on)
@@ -83,7 +94,7 @@ def flax_outputs(weights: Weights, batch: Batch, *, quantity: str) -> np.ndarray
         return np.asarray(_run(weights.params, batch, model=weights.make_model(), quantity=quantity))
 
 
-# One function for all calls: batches of one shape share a compiled program.
+# One function for all calls, so that batches of the same shape share a compiled program.
 @functools.partial(jax.jit, static_argnames=("model", "quantity"))
 def _run(params: dict, batch: Batch, *, model: Model, quantity: str) -> jax.Array:
     if quantity == "target vectors":
@@ -96,10 +107,10 @@ def _run(params: dict, batch: Batch, *, model: Model, quantity: str) -> jax.Arra
 
 
 def make_batches(weights: Weights, *, read_data: bool = True) -> tuple[list[Batch], str]:
-    """Return batches of the first validation pairs of the run's data, and a description of them.
+    """Return batches of the first validation pairs of the run's data, and a description of the pairs.
 
-    Random tokens replace the pairs if the data cannot be read, or not `read_data`: a config of another origin
-    must not choose which files are opened, or which data sets are downloaded.
+    The batches have random tokens instead if the data cannot be read, or without `read_data`: the config of
+    an imported model must not choose which files are opened or which data sets are downloaded.
     """
     config, vocabs = weights.config, weights.vocabs
     try:
@@ -110,7 +121,7 @@ def make_batches(weights: Weights, *, read_data: bool = True) -> tuple[list[Batc
     except UserError as error:
         sources, targets = _truncate_pairs(config, *_random_ids(vocabs))
         description = f"random tokens instead of data: {error}".split("\n")[0]
-    # One shape, and so one compiled program.
+    # All batches have the same shape, and so share one compiled program.
     lengths = max(map(len, sources), default=0), max(map(len, targets), default=0)
     parts = [slice(start, start + _ROWS) for start in range(0, len(sources), _ROWS)]
     options: dict[str, Any] = {"config": config, "lengths": lengths}
@@ -118,7 +129,10 @@ def make_batches(weights: Weights, *, read_data: bool = True) -> tuple[list[Batc
 
 
 def read_sample(weights: Weights, most: int) -> tuple[Ids, Ids, str]:
-    """Return ids of the first pairs of a set of the run's data, and which set: the validation set if any."""
+    """Return the ids of the first `most` pairs of a split of the run's data, and the name of the split.
+
+    The split is the validation set or, if there is none, the test set or the training set.
+    """
     config, vocabs = weights.config, weights.vocabs
     split = next((name for name in _SPLITS if has_split(config.data, name)), _SPLITS[-1])
     pairs = read_pairs(config.data, split)
@@ -131,7 +145,7 @@ def read_sample(weights: Weights, most: int) -> tuple[Ids, Ids, str]:
 def make_batch(
     sources: Ids, targets: Ids, vocabs: Vocabs, *, config: Config, lengths: tuple[int, int] = (0, 0)
 ) -> Batch:
-    """One padded batch of sentence pairs that end in eos; language models get sources of length 0."""
+    """Return a padded batch of sentence pairs that end in eos; for language models, sources have length 0."""
     if not config.data.source_language:
         sources, lengths = [[] for _ in targets], (0, lengths[1])
     ids: dict[str, Any] = {"pad_id": vocabs.target.pad_id, "bos_id": vocabs.target.bos_id}

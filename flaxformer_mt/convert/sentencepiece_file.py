@@ -1,4 +1,4 @@
-"""SentencePiece models with the ids of another system: renumbered pieces, or a list of words."""
+"""Makes SentencePiece models with the ids of another system, from a model or from a list of words."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -23,7 +23,7 @@ _NUM_BYTES = 256
 
 
 class Specials(NamedTuple):
-    """Names of the special pieces; bos is None if the model has no start symbol."""
+    """Names of the special symbols; bos is None if the model has no start symbol."""
 
     unk: str
     eos: str
@@ -43,12 +43,13 @@ def name_of(piece: str) -> str:
 def renumber(
     model: bytes, names: Sequence[str], specials: Specials, *, origin: str, unused: Collection[str] = ()
 ) -> bytes:
-    """Return a model that segments text like `model` but numbers the pieces in the order of `names`.
+    """Return a model that segments text like `model` but numbers the subwords in the order of `names`.
 
     Names that `model` lacks can be decoded but do not occur in segmented text, with two exceptions: language
     codes (>>fr<<) at the start of a text, and names that consist of characters unknown to `model`, because
-    transformers looks up unknown characters by their spelling. Pieces of `model` without a name are dropped:
-    text is segmented into other pieces. Names in `unused` occur in no text, neither before nor after.
+    transformers looks up unknown characters by their spelling. Subwords of `model` that are not in `names`
+    are dropped, so that text is segmented into others. Names in `unused` occur in no text. Raises UserError
+    if the special symbols are not in `names`, or if a model that is not unigram lacks names.
     """
     settings = read_settings(model, origin=origin)
     proto = parse_model(model, origin=origin)
@@ -81,12 +82,12 @@ def renumber(
             kind = UNUSED
         proto.pieces.add(piece=piece_of(name), score=score, type=kind)
     proto.trainer_spec.byte_fallback = has_bytes
-    proto.DiscardUnknownFields()  # older files have examples with the numbers of their pieces
+    proto.DiscardUnknownFields()  # older files have examples with ids of subwords
     return _serialize(proto, specials)
 
 
 def make_word_model(words: Sequence[str], specials: Specials) -> bytes:
-    """Return a model that separates words at spaces and numbers them in this order, without normalization.
+    """Return a model that splits text at spaces, without normalization; ids follow the order of `words`.
 
     A word that contains a space can be decoded, but does not occur in segmented text.
     """
@@ -102,7 +103,7 @@ def make_word_model(words: Sequence[str], specials: Specials) -> bytes:
 
 
 def drop_fillers(model: bytes) -> tuple[bytes, int]:
-    """Return a model without the padding and the fillers at its end, and how many pieces it has then."""
+    """Remove the padding symbol and fillers from the end of a model; return it and its number of subwords."""
     proto = parse_model(model)
     while re.fullmatch(r"<(pad|padding|nothing|unnamed \d+)>", proto.pieces[-1].piece):
         del proto.pieces[-1]
@@ -114,7 +115,7 @@ def drop_fillers(model: bytes) -> tuple[bytes, int]:
 
 
 def add_fillers(model: bytes, multiple: int) -> tuple[bytes, int]:
-    """Return a model with fillers up to a multiple of some number of pieces, and how many it has then."""
+    """Add fillers up to a multiple of `multiple` subwords; return the model and its number of subwords."""
     proto = parse_model(model)
     size = len(proto.pieces)
     if size % multiple == 0:
@@ -129,7 +130,7 @@ def _serialize(proto: ModelProto, specials: Specials) -> bytes:
     trainer = proto.trainer_spec
     trainer.vocab_size = len(proto.pieces)
     trainer.unk_piece, trainer.eos_piece, trainer.pad_piece = specials.unk, specials.eos, specials.pad
-    # SentencePiece treats a bos name as absent if it is no control piece. Without bos, `renumber` gives <s>
-    # another type.
+    # SentencePiece treats a bos name as absent if it is not a control symbol. Without bos, `renumber` gives
+    # <s> another type.
     trainer.bos_piece = specials.bos or "<s>"
     return proto.SerializeToString(deterministic=True)

@@ -1,10 +1,10 @@
-"""Files of tensors: safetensors, and what torch.save has written.
+"""Reads and writes tensor files: safetensors files, and files written by torch.save.
 
-Arrays are read one by one: a model of gigabytes is never in memory twice. A Hugging Face folder has
+Arrays are read one by one, so that a large model is never in memory twice. A Hugging Face folder has
 model.safetensors, in one file or in several shards with an index, or pytorch_model.bin. Checkpoints of other
-toolkits are read with `weights_only`, which runs no code of a file. An object of a class that PyTorch does
-not know, such as argparse.Namespace, becomes a `Record`: what the file says of it, and no class of that name.
-What PyTorch refuses whatever it is called, as functions of the system and Python's own, stays refused.
+toolkits are read with `weights_only`, so that no code in a file is executed. An object whose class PyTorch
+does not allow, such as argparse.Namespace, becomes a `Record` with the attributes from the file; its class is
+not imported. Functions that PyTorch always rejects, such as those of the module os, raise a UserError.
 """
 
 import contextlib
@@ -26,16 +26,16 @@ from flaxformer_mt.convert.name_table import Tensors
 from flaxformer_mt.errors import UserError, describe_error, first_line, name_full_disk
 
 WEIGHTS_NAME = "model.safetensors"
-# Pattern of what wrappers put before names, in any order.
+# Pattern of the prefixes that wrappers add to names, in any order.
 WRAPPERS = r"^(_orig_mod\.|module\.)+"
 _PICKLE = "pytorch_model.bin"
-# Names, options and numbers of a checkpoint: a large vocabulary has a million.
+# Maximum number of values (names, options, numbers) in a checkpoint; a large vocabulary has a million.
 _MOST_VALUES = 1 << 21
-# Pickles of a file that is no zip archive: magic number, version, machine, object.
+# Number of pickles in a file that is not a zip archive: magic number, version, machine, object.
 _OLD_PICKLES = 4
-# A plain dict takes the place of this class, whose entries PyTorch would refuse.
+# This class is replaced by a plain dict, since PyTorch would reject its entries.
 _DEFAULT_DICT = "collections.defaultdict"
-# Types that objects name, as a defaultdict that of its values.
+# Types that objects refer to, as a defaultdict refers to the type of its values.
 _TYPES = [f"builtins.{name}" for name in ("bool", "bytes", "dict", "float", "int", "list", "object", "str")]
 
 
@@ -93,7 +93,7 @@ def open_safetensors(paths: Iterable[Path]) -> dict[str, StoredArray]:
 
 
 def _read_tensor(path: Path, name: str) -> torch.Tensor:
-    """Map a file into memory for one array alone: pages of others do not stay."""
+    """Read one array; the file is memory-mapped only while reading, so that no other pages stay in memory."""
     with _naming_damage(path), safe_open(path, framework="pt") as file:
         tensor = file.get_tensor(name)
     check_tensors({name: tensor}, path)
@@ -127,7 +127,7 @@ def save_safetensors(tensors: Tensors, path: Path) -> None:
 
 
 class Record:
-    """An object of another program's class: its attributes, and the arguments that it was made with."""
+    """A substitute for an object of a toolkit's class, with its attributes and constructor arguments."""
 
     def __new__(cls, *arguments: Any, **options: Any) -> "Record":
         self = super().__new__(cls)
@@ -135,7 +135,7 @@ class Record:
         return self
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        """Do nothing: `__new__` has kept the arguments."""
+        """Do nothing, since `__new__` stores the arguments."""
 
     def __setstate__(self, state: Any) -> None:
         if isinstance(state, dict):
@@ -147,7 +147,10 @@ def _make_dict(*arguments: Any) -> dict[Any, Any]:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint, which is a dict; tensors of a zip archive stay in the file until they are used."""
+    """Read a checkpoint, which is a dict, without executing code in it; raise UserError if it needs code.
+
+    Tensors in a zip archive are memory-mapped, so that they are read when they are used.
+    """
     if not path.is_file():
         raise UserError(f"{path} does not exist; give its folder or the file itself as --input=PATH")
     try:
@@ -163,7 +166,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     except UserError:
         raise
     except Exception as error:  # a damaged file raises zip, pickle and storage errors of many types
-        # Of what PyTorch refuses it says the cause in a later line, after advice to run the file's code.
+        # For unsafe content, PyTorch states the cause in a later line, after advice to run the file's code.
         refused = re.search(
             r"(Unsupported|Trying to load unsupported|Can only|Only) .*?(?=\. |\n|$)", str(error)
         )
@@ -176,9 +179,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _check_values(loaded: Any, path: Path) -> None:
-    """Refuse lists that hold themselves or each other, whose comparison would have no end."""
+    """Raise UserError for too many values, as in lists that contain themselves or each other."""
     left = [loaded]
-    for one in left:  # which grows meanwhile
+    for one in left:  # the list grows in the loop
         inner: Any = vars(one) if isinstance(one, Record) else one
         inner = inner.values() if isinstance(inner, dict) else inner
         left += inner if isinstance(inner, list | tuple | set | ValuesView) else ()
@@ -196,21 +199,21 @@ def take_tensors(state: Any, path: Path, *, what: str) -> dict[str, torch.Tensor
 
 
 def unwrap(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tensors without what torch.compile and data parallelism have put before all of their names."""
+    """Remove the prefixes of torch.compile and data parallelism from names if all names have a prefix."""
     if tensors and all(re.match(WRAPPERS, name) for name in tensors):
         return {re.sub(WRAPPERS, "", name): tensor for name, tensor in tensors.items()}
     return dict(tensors)
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Return the entries of a dict, or the attributes of an object that was one in the toolkit."""
+    """Return the entries of a dict or the attributes of a `Record`; {} for other values."""
     if isinstance(value, Record):
         value = vars(value)
     return {str(name): attribute for name, attribute in value.items()} if isinstance(value, dict) else {}
 
 
 def _find_classes(path: Path) -> set[str]:
-    """Return the names of classes and functions in the pickles of a file that PyTorch does not know."""
+    """Return the names of classes and functions in the pickles of a file that PyTorch does not allow."""
     known = set(torch._weights_only_unpickler._get_allowed_globals())
     if not zipfile.is_zipfile(path):
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Corpora: TFDS sets, the generated toy set and the user's text files, all read as TFDS data sources."""
+"""Corpora: sentence pairs from TFDS, the Hugging Face Hub, the user's text files or the generated toy set."""
 
 from flaxformer_mt.corpus.pairs import Pair, Pairs, Part
 from flaxformer_mt.corpus.reader import has_split, read_pairs

@@ -1,6 +1,6 @@
-"""Cleaning of sentence pairs by `CleanConfig`: the rows of a split to keep, and a report on the others.
+"""Cleans sentence pairs by the rules of `CleanConfig`: selects rows to keep, and reports problems.
 
-Works on row numbers, the same for every data set. Workers check blocks of pairs (pair_checks.py).
+Pairs are identified by row numbers in all kinds of data sets. Workers check blocks of pairs (pair_checks.py).
 """
 
 import functools
@@ -24,7 +24,7 @@ from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, open_workers
 
 # Blocks up to which the start of workers takes longer than the checks.
 _FEW_BLOCKS = 16
-# Problem of a pair -> words for a reader.
+# Problem of a pair -> its description in messages.
 _PROBLEMS = {
     "invalid_utf8": "not UTF-8",
     "empty": "empty or blank side",
@@ -37,14 +37,18 @@ _PROBLEMS = {
 }
 _WITHOUT_SOURCE = _PROBLEMS | {"empty": "no text", "too_long": "too many characters"}
 PROBLEM_WORDS = _PROBLEMS | {"weight_0": "weight 0", "scores": "the score of the pair is too low"}
-# What becomes of the pairs with it.
+# Action for a problem -> its description: what happens to the pairs that have the problem.
 ACTION_WORDS = {"drop": "left out", "keep": "kept", "refuse": "refused"}
 # Part of the cache key: raise it when the rules or the cached files change, so that older files are ignored.
 _FORMAT = 4
 
 
 class Cleaned(NamedTuple):
-    """Rows to keep, int64 (None: all); of all rows hashes and sentence digests, uint64 [N, 2]; a report."""
+    """The result of cleaning a split of N pairs.
+
+    rows: numbers of the rows to keep, int64; None: all. hashes: of both sides of each row, uint64 [N, 2].
+    report: counts, and the problems found. sentences: digests of both sides of each row, uint64 [N, 2].
+    """
 
     rows: np.ndarray | None
     hashes: np.ndarray
@@ -61,10 +65,10 @@ def clean(
     pool: PoolOptions = NO_POOL,
     progress: WorkProgress = SILENT,
 ) -> Cleaned:
-    """Read a split once, and find the rows to keep; `digests` says whether to digest sentences as well.
+    """Read a split and select the rows to keep; with `digests`, also compute digests of the sentences.
 
-    Rows are dropped from the train split alone (`may_drop`). Other splits are scored as a whole: their
-    problems are only reported, except invalid UTF-8, which is refused.
+    Rows are dropped only from the train split (`may_drop`). Other splits are scored as a whole, so their
+    problems are only reported; invalid UTF-8 raises a UserError.
     """
     actions = {name: getattr(rules, name) for name in _PROBLEMS}
     if not may_drop:
@@ -103,7 +107,7 @@ def clean(
 
 
 class _Findings:
-    """The problems of the rows of a split, by name, and which rows to keep, bool [N]."""
+    """Collects the problems found in a split, by name, and the mask of the rows to keep, bool [N]."""
 
     def __init__(self, split: RawSplit, actions: Mapping[str, str]) -> None:
         self._split, self._actions = split, actions
@@ -111,7 +115,7 @@ class _Findings:
         self.keep = np.ones(len(split), dtype=bool)
 
     def add(self, name: str, finding: Finding, start: int) -> None:
-        """Add what was found in the rows from `start` on."""
+        """Add a problem found in the block of rows that starts at row `start`."""
         empty = {"count": 0, "action": self._actions[name], "examples": []}
         problem = self.problems.setdefault(name, empty)
         problem["count"] += finding.pairs
@@ -121,7 +125,7 @@ class _Findings:
         ]
 
     def add_rows(self, name: str, rows: np.ndarray) -> None:
-        """Add a problem of these rows, which are kept only if its action is to keep them."""
+        """Add a problem of these rows, and drop them unless the action for the problem is "keep"."""
         if len(rows):
             first = rows[:EXAMPLES].tolist()
             pairs = zip(first, self._split.read(first), strict=True)
@@ -148,7 +152,7 @@ def load_or_clean(
     digests: bool = False,
     **options: Any,
 ) -> Cleaned:
-    """Run `clean` with these options, or load its result while the text and the rules are unchanged."""
+    """Run `clean`, or load its cached result if neither the text nor the rules have changed."""
     reported = [split.name, split.sides, split.unit, split.languages, split.metadata]
     described = describe_rules(rules) if may_drop else None
     key = digest([_FORMAT, split.identity, reported, described, *(["sentences"] if digests else [])])
@@ -177,9 +181,9 @@ def describe_rules(rules: CleanConfig) -> dict[str, Any]:
 
 
 def _find_repetitions(hashes: np.ndarray, keep: np.ndarray) -> np.ndarray:
-    """Kept rows, ascending, whose hashes, uint64 [N, 1 or 2], an earlier kept row has.
+    """Return the kept rows, ascending, that repeat an earlier kept row; hashes: uint64 [N, 1 or 2].
 
-    Pairs whose 64-bit numbers are equal are compared by all 128 bits.
+    Pairs are first compared by one 64-bit number, and if these are equal, by all 128 bits.
     """
     values, rows = mix_hashes(hashes)[keep], np.flatnonzero(keep)
     order = np.argsort(values, kind="stable")  # equal ones stay in the order of their rows
@@ -191,7 +195,7 @@ def _find_repetitions(hashes: np.ndarray, keep: np.ndarray) -> np.ndarray:
 
 
 def mix_hashes(hashes: np.ndarray) -> np.ndarray:
-    """One number for the hashes of each pair: uint64 [N, 1 or 2] to uint64 [N]."""
+    """Combine the hashes of each pair, uint64 [N, 1 or 2], into one number, uint64 [N]."""
     return hashes[:, 0] * np.uint64(0x9E3779B97F4A7C15) + (hashes[:, 1] if hashes.shape[1] == 2 else 0)
 
 

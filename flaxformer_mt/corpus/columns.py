@@ -1,4 +1,4 @@
-"""What pairs have beside their text, from the files to the arrays of a batch: weights, word alignments."""
+"""Additional properties of sentence pairs: weights and word alignments, from their files to batch arrays."""
 
 import abc
 import copy
@@ -22,7 +22,7 @@ NO_SENTENCES = Side(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros(0, np
 class Places(NamedTuple):
     """The row and the column of each token of one side of a batch.
 
-    lengths, firsts: number of tokens of each sentence, and index of its first token among all.
+    lengths: number of tokens of each sentence. firsts: index of the first token of each sentence in `rows`.
     """
 
     rows: np.ndarray
@@ -32,7 +32,11 @@ class Places(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The pairs of a batch of `shape` (B, S, T): their numbers and rows, and the places of their tokens."""
+    """The pairs of a batch, of which several may share a row.
+
+    examples: indices of the pairs in the tokenized data. rows: row of each pair in the batch. source, target:
+    positions of their tokens. shape: number of rows, source length and target length, (B, S, T).
+    """
 
     examples: np.ndarray
     rows: np.ndarray
@@ -42,9 +46,10 @@ class Layout(NamedTuple):
 
 
 class Column(abc.ABC):
-    """A property of pairs: `sets` has the values of all rows of each data set; None: this one has none.
+    """An additional property of sentence pairs, such as a weight.
 
-    name: the field of `Batch` that has it. option: the field of `DataConfig` with the files, if any.
+    sets: for each data set the values of all rows, or None if the set has no values. name: the field of
+    `Batch` with the values. option: the field of `DataConfig` that names the files, if there are any.
     """
 
     name: ClassVar[str]
@@ -56,19 +61,19 @@ class Column(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def read(cls, split: RawSplit, file: Path | None, config: DataConfig) -> Any:
-        """The values of all rows of a training set; None if it has none."""
+        """Return the values of all rows of a training set; None if the set has no values."""
 
     @abc.abstractmethod
     def open(self, pairs: Pairs, sides: Mapping[str, Side]) -> Self:
-        """A copy with the values of the pairs of a store, whose arrays are `sides`."""
+        """Return a copy with the values of the stored pairs; `sides` are the arrays of the store."""
 
     @abc.abstractmethod
     def lay_out(self, batch: Layout) -> np.ndarray:
-        """The array of a batch, [B, ...]."""
+        """Return the values of a batch as an array [B, ...]."""
 
 
 class Weights(Column):
-    """Weights of the pairs in the loss: the weight of its pair of each target token, float32 [B, T]."""
+    """Weights of pairs in the loss: float32 [B, T], in which each target token has the weight of its pair."""
 
     name = "target_weights"
     values: np.ndarray
@@ -94,10 +99,11 @@ class Weights(Column):
 
 
 class Links(Column):
-    """Word alignments, as links between pieces: bits s % 8 of uint8 [B, T, s // 8].
+    """Word alignments as links between subwords, in a bit mask uint8 [B, T, ceil(S / 8)].
 
-    Each piece of a source word is linked to each piece of an aligned target word; the loss gives the linked
-    source pieces of a target piece equal shares. A link of a store is source << 16 | target position.
+    The link between target position t and source position s is bit s % 8 of byte s // 8 of row t. Each
+    subword of a source word is linked to each subword of an aligned target word; the alignment loss gives the
+    linked source subwords equal shares. In tokenized data, a link is source << 16 | target position.
     """
 
     name, option = "alignment", "alignments"
@@ -106,7 +112,7 @@ class Links(Column):
 
     def __init__(self, sets: Sequence[WordLinks | None], splits: Sequence[RawSplit]) -> None:
         super().__init__(sets, splits)
-        # Tags are words before those of the text.
+        # Tags are words that precede the text and shift its positions.
         tags = ((" ".join(split.tags), split.target_tag) for split in splits)
         self._shifts = [np.array([len(split_words(tag)) for tag in both], np.int32) for both in tags]
 
@@ -117,11 +123,14 @@ class Links(Column):
 
     @property
     def key(self) -> str:
-        """Changes whenever the links of a store do."""
+        """A string that changes whenever the links do."""
         return ",".join(links.identity if links else "none" for links in self.sets)
 
     def take(self, parts: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
-        """The word alignment [K, 2] of pairs, by their data sets and rows; no points where a set has none."""
+        """Return the alignment points [K, 2] of each pair, given its data set (`parts`) and its row.
+
+        Pairs of a data set without alignments have no points.
+        """
 
         def read(part: int, row: int) -> np.ndarray:
             if (links := self.sets[part]) is None:
@@ -154,9 +163,10 @@ def link_chunk(
     alignments: Sequence[np.ndarray],
     before: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The links between pieces of a chunk of pairs, one after the other, and how many of them each pair has.
+    """Return the links between the subwords of N pairs, concatenated, and the number of links of each pair.
 
-    `before` are the numbers of tokens that come before the ids of the sources [N].
+    A link is source << 16 | target position. `before` [N] is the number of tokens that precede each source,
+    such as the tokens of its context lines.
     """
     sides = [
         [
@@ -169,7 +179,7 @@ def link_chunk(
     owners = np.repeat(np.arange(len(alignments)), counts)
     points, owners = link_pieces(np.concatenate(alignments), owners, sides)
     points[:, 0] += before[owners]
-    # Pairs of more pieces are far above any maximum length of training.
+    # Links at positions from 65,536 on are dropped: no maximum length for training is near that.
     fits = (points < 1 << 16).all(axis=1)
     points, owners = points[fits], owners[fits]
     return (points[:, 0] << 16 | points[:, 1]), np.bincount(owners, minlength=len(alignments))
@@ -178,11 +188,12 @@ def link_chunk(
 def link_pieces(
     points: np.ndarray, owners: np.ndarray, sides: Sequence[list[np.ndarray]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Link each piece of a source word to each piece of the aligned target word, for many pairs at once.
+    """Link each subword of a source word to each subword of the aligned target word, for many pairs at once.
 
-    Source words of pieces [0 0 1] and target words [0 1 1] with the points (0, 0) and (1, 1) give (0, 0),
-    (1, 0), (2, 1), (2, 2). `owners` is the index of the pair of each point [K, 2]; `sides` have the word of
-    each piece of each pair. Returns positions of pieces [N, 2], and the index of the pair of each [N].
+    `points` [K, 2] are word alignments, and `owners` [K] the pairs that they belong to. `sides` have, for
+    each pair, the word index of each subword. Returns the linked (source, target) subword positions [N, 2],
+    and the pair of each link [N]. Example: the points (0, 0) and (1, 1) of a pair with the word indices
+    [0 0 1] and [0 1 1] give the links (0, 0), (1, 0), (2, 1) and (2, 2).
     """
     firsts, counts = [], []
     for side, numbers in enumerate(sides):
@@ -193,8 +204,8 @@ def link_pieces(
         local = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         count = np.bincount(words, minlength=offsets[-1] + 1)
         first = np.zeros(len(count), np.int64)
-        first[words[::-1]] = local[::-1]  # of several pieces of a word, the first is written last
-        # A word after the last that has pieces was normalized away.
+        first[words[::-1]] = local[::-1]  # reversed, so that the first subword of a word is written last
+        # Words after the last one with subwords were deleted by normalization.
         inside = points[:, side] < np.array([*sizes, 0])[owners]
         linked = np.where(inside, offsets[owners] + points[:, side], len(count) - 1)
         firsts.append(first[linked])
@@ -213,7 +224,7 @@ COLUMNS: tuple[type[Column], ...] = (Weights, Links)
 def read_columns(
     splits: Sequence[RawSplit], config: DataConfig, find_files: Callable[..., Sequence[Path | None]]
 ) -> dict[str, Column]:
-    """The properties that at least one of the training sets has."""
+    """Return, by name, the additional properties that at least one training set has."""
     columns = {}
     for column in COLUMNS:
         files = find_files(config, getattr(config, column.option, ()))

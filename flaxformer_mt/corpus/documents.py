@@ -1,4 +1,4 @@
-"""Documents: lines that belong together, and what a model reads of them before each line (data.context)."""
+"""Documents: consecutive lines of text; a model may read preceding lines as context (data.context)."""
 
 import collections
 import itertools
@@ -13,12 +13,16 @@ from flaxformer_mt.unicode_text import is_blank
 from flaxformer_mt.vocab import Vocab
 from flaxformer_mt.vocab.symbols import is_one_piece
 
-# The piece after each line that is read before another one.
+# The subword that ends each context line.
 SEPARATOR = "<sep>"
 
 
 class Context(NamedTuple):
-    """How many lines are read before a source, and its maximum number of tokens, with these lines and eos."""
+    """The context of a source sentence.
+
+    lines: maximum number of preceding lines that a model reads as context. longest: maximum number of tokens
+    of context lines, source and eos together.
+    """
 
     lines: int
     longest: int
@@ -28,7 +32,7 @@ class Context(NamedTuple):
         return cls(data.context, data.max_source_length) if data.context else None
 
     def choose(self, own: int, before: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """Return those of the lines `before` one of `own` tokens that are read: the nearest that fit."""
+        """Return the nearest lines of `before` that fit in front of a source of `own` tokens."""
         first, room = len(before), self.longest - own
         while first > max(0, len(before) - self.lines) and len(before[first - 1]) <= room:
             first -= 1
@@ -37,7 +41,7 @@ class Context(NamedTuple):
 
 
 def tokenize_before(vocab: Vocab, texts: Sequence[str], **options: Any) -> list[np.ndarray]:
-    """Return the ids of lines that are read before another one: they end in the separator, not in eos."""
+    """Return the token ids of context lines, which end in the separator instead of eos."""
     separator = np.int32(find_separator(vocab))
     return [np.append(ids[:-1], separator) for ids in (vocab.tokenize_all(texts, **options) if texts else ())]
 
@@ -52,7 +56,7 @@ def find_separator(vocab: Vocab) -> int:
 
 
 def check_context(data: DataConfig, what: str) -> None:
-    """Raise UserError if a model reads each line alone; `what` asks for more."""
+    """Raise UserError if the model reads no context; `what` names the option that needs context."""
     if not data.context:
         raise UserError(
             f"{what} has no effect on this model, which reads each line alone (data.context is 0); leave it "
@@ -61,13 +65,13 @@ def check_context(data: DataConfig, what: str) -> None:
 
 
 class Documents:
-    """Iterates over lines; `before` has those before the current line in its document, in order.
+    """Iterates over lines; `before` are the preceding lines of the same document, in order.
 
-    A document ends at a blank line, and where the id changes.
+    A document ends at a blank line, and where the document id changes.
     """
 
     def __init__(self, lines: Iterable[str], size: int, ids: Iterable[Hashable] | None = None) -> None:
-        """Keep up to `size` lines; `ids` has one for each line."""
+        """Keep up to `size` preceding lines; `ids`, if any, has one document id per line."""
         self._lines, self._ids = lines, itertools.repeat(None) if ids is None else ids
         self._counted, self._size = ids is not None, size
         self.before: tuple[str, ...] = ()

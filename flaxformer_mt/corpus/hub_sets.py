@@ -1,4 +1,4 @@
-"""`hf:OWNER/NAME[/CONFIG]`: translation sets of the Hugging Face Hub; `hf:DIR`: folders in their layout."""
+"""Translation data sets of the Hugging Face Hub: `hf:OWNER/NAME[/CONFIG]`, or `hf:DIR` for a local folder."""
 
 import contextlib
 import functools
@@ -15,7 +15,10 @@ PREFIX = "hf:"
 
 
 class HubRows:
-    """The rows of a set with a text column for each language, or one of translations, {language: text}."""
+    """The rows of a data set that has a text column per language or, if `nested`, a column `translation`.
+
+    Each value of the column `translation` is a mapping {language: text}.
+    """
 
     def __init__(self, rows: Any, languages: tuple[str, str], *, nested: bool) -> None:
         self._rows, self._languages, self._nested = rows, languages, nested
@@ -35,7 +38,10 @@ class HubRows:
 
 
 def open_hub_set(name: str, split: str, *, languages: tuple[str, str], cache: Path) -> RawSplit:
-    """Open one split of `hf:...`, downloaded if not cached; `valid` and `validation` are interchangeable."""
+    """Open one split of the data set `hf:...`, and download the set if it is not cached.
+
+    The split names `valid` and `validation` are interchangeable.
+    """
     path, config = _read_name(name)
     real_split = match_split(split, present := _list_splits(name))
     if real_split is None:
@@ -69,7 +75,7 @@ def has_hub_split(name: str, split: str) -> bool:
 
 def _list_splits(name: str) -> list[str]:
     path, config = _read_name(name)
-    # A folder may change; what the Hub has is asked once, since each answer takes several requests.
+    # The splits of a set on the Hub are cached, since listing takes several requests; a folder may change.
     ask = _ask_for_splits.__wrapped__ if Path(path).is_dir() else _ask_for_splits
     return ask(name, path, config)
 
@@ -103,7 +109,7 @@ def _read_name(name: str) -> tuple[str, str | None]:
 
 @contextlib.contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Turn what datasets raises, of many types, into a UserError that names the set."""
+    """Turn any exception of the library `datasets` into a UserError that names the data set."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Which language a text is in, by a fastText model of the user: lid.176.bin, lid.176.ftz and others."""
+"""Language identification by a fastText model that the user provides, such as lid.176.bin or lid.176.ftz."""
 
 import functools
 import re
@@ -14,8 +14,8 @@ from flaxformer_mt.errors import UserError, first_line, importing
 
 _LABEL = "__label__"
 
-# The program that reads a model on trial, and the longest time that it may take: the largest model of
-# fasttext.cc, 126 MB, takes a second.
+# The program that loads a model in a separate process, and its time limit: the largest model of fasttext.cc,
+# 126 MB, takes a second.
 _TRIAL = "import sys, fasttext; fasttext.load_model(sys.argv[1]).predict('a')"
 _MOST_SECONDS = 60
 
@@ -42,7 +42,11 @@ class LanguageIdentifier:
         self._labels = [label.removeprefix(_LABEL) for label in labels]
 
     def find_others(self, texts: Iterable[str], language: str, *, least: float) -> list[str]:
-        """For each text the other language that it is in, at `least` so probable; "" if in `language`."""
+        """Return, for each text, its language if the text is not in `language`, else "".
+
+        A text is in another language if the model gives that language a probability of `least` or more.
+        Raises UserError if the model does not know `language`.
+        """
         codes = find_codes(language)
         if not codes & set(map(_find_base, self._labels)):
             raise UserError(
@@ -58,7 +62,7 @@ class LanguageIdentifier:
         return others
 
     def is_same(self, identified: str, language: str) -> bool:
-        """Return whether a language, as the model calls it, is this one of the config."""
+        """Return whether `identified`, a label of the model, and `language` are the same language."""
         return _find_base(identified) in find_codes(language)
 
 
@@ -67,7 +71,7 @@ load_identifier = functools.cache(LanguageIdentifier)
 
 
 def _read_elsewhere(path: str, file: Path) -> None:
-    """Read a model in another process first: a truncated one may crash fastText, or never end."""
+    """Load a model in another process first, since a truncated file may crash or hang fastText."""
     # -P: no module of the working folder.
     command = [sys.executable, "-P", "-c", _TRIAL, str(file)]
     try:
@@ -75,7 +79,7 @@ def _read_elsewhere(path: str, file: Path) -> None:
     except subprocess.TimeoutExpired:
         problem = f"reading it takes more than {_MOST_SECONDS} seconds"
     else:
-        if status >= 0:  # what fastText refuses, it refuses here as well, with its reason
+        if status >= 0:  # an error of fastText will be raised, with its reason, in this process as well
             return
         problem = f"reading it ends with signal {-status}"
     raise UserError(f"{path} (data.clean.language_model) is damaged: {problem}; copy or download it again")

@@ -8,10 +8,11 @@ from flaxformer_mt.corpus.pairs import Part
 
 
 def choose_weights(config: DataConfig, sizes: Sequence[int]) -> tuple[float, ...]:
-    """How often an epoch contains each pair of each set: `data.weights`, else by `data.temperature`.
+    """Return, for each data set, how often an epoch contains each of its pairs.
 
-    At temperature T a set of size n gives pairs in proportion to n ** (1 / T), and the largest set is seen
-    once: at T = 2 the weight of a set of a hundredth of its size is 10.
+    The weights are `data.weights` or, if that is empty, result from `data.temperature`: at temperature T, the
+    share of a set of n pairs is proportional to n ** (1 / T), and the largest set has weight 1. At T = 2, a
+    set 100 times smaller than the largest has weight 10.
     """
     if config.weights:
         return config.weights

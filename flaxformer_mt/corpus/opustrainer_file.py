@@ -1,7 +1,7 @@
-"""Curricula in OpusTrainer's YAML format, as those of Firefox's pipeline, read as the stages of a config.
+"""Reads curricula in OpusTrainer's YAML format, which Firefox's pipeline uses, as the stages of a config.
 
-What has no counterpart here is refused by its name. Names of data sets are those of data.dataset; a path
-DIR/train.tsv is parallel_text@DIR.
+An unsupported key raises an error that names the key. Data sets have the names of data.dataset; the path
+DIR/train.tsv means parallel_text@DIR.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from flaxformer_mt.corpus.text_files import PACKINGS
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.yaml_reader import load_yaml
 
-# OpusTrainer's modifiers -> their fields of NoiseConfig.
+# OpusTrainer's modifiers -> the corresponding fields of NoiseConfig.
 _MODIFIERS = {
     "UpperCase": "upper_case",
     "TitleCase": "title_case",
@@ -24,20 +24,20 @@ _MODIFIERS = {
     "Noise": "random_text",
     "Tags": "inline",
 }
-# Their options, with the only values that they have here.
+# The supported options of modifiers, each with the only supported value.
 _OPTIONS = {
     "Noise": {"min_word_length": 2, "max_word_length": 5, "max_words": 6},
     "Tags": {"augment": 1, "tag": 0},
 }
-# How the words of Tags become text and pieces, which are those of the vocabulary here.
+# Options of Tags for detokenization and subwords: ignored, since text is plain and has the run's vocabulary.
 _UNUSED = ("custom_detok_src", "custom_detok_trg", "spm_vocab_src", "spm_vocab_trg")
 _KEYS = ("datasets", "stages", "modifiers", "seed", "num_fields", "curriculum")
 
 
 def read_curriculum(path: str | Path) -> tuple[StageConfig, ...]:
-    """Read the stages of a curriculum with their noise; warn of what does nothing here, as `seed`.
+    """Read the stages of a curriculum with their noise; warn of keys that have no effect, such as `seed`.
 
-    `path` is a file, or FILE#NAME if it has several curricula, as teacher.yml of Firefox's pipeline.
+    `path` is a file or, if the file has several curricula like teacher.yml of Firefox's pipeline, FILE#NAME.
     """
     file, _, name = str(path).partition("#")
     values = _load(Path(file).expanduser())
@@ -56,7 +56,7 @@ def read_curriculum(path: str | Path) -> tuple[StageConfig, ...]:
 
 
 def _choose(values: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the values with those of the curriculum `name`, or of the only one."""
+    """Merge the curriculum `name`, or the only curriculum, into the other values of the file."""
     if "curriculum" not in values and not name:
         return values
     curricula = values.get("curriculum")
@@ -86,7 +86,7 @@ def _is_list(value: Any) -> TypeGuard[list[str]]:
 
 
 def _read_stages(values: dict[str, Any]) -> tuple[StageConfig, ...]:
-    """Read the stages; raise ValueError, whose text goes on after the file's name."""
+    """Read the stages; raise ValueError with a message that continues after the name of the file."""
     names, sets = values.get("stages"), values.get("datasets")
     if not _is_list(names):
         raise ValueError("has no list of stages; write stages: and the name of each, as in - start")
@@ -124,7 +124,7 @@ def _read_stage(name: str, lines: Any, sets: dict[str, str], noise: NoiseConfig 
 
 
 def _name_set(line: str, stage: str, sets: dict[str, str]) -> str:
-    """Return a line `NAME NUMBER` with the name that data.dataset has for the set."""
+    """Return the line `NAME NUMBER` of a stage with NAME replaced by the name in data.dataset."""
     words = line.split()
     if len(words) != 2:
         raise ValueError(f"has {line!r} in stage {stage}; write NAME SHARE, and at the end until NAME EPOCHS")
@@ -135,7 +135,7 @@ def _name_set(line: str, stage: str, sets: dict[str, str]) -> str:
 
 
 def _read_modifiers(values: Any) -> NoiseConfig:
-    """Read a list of modifiers, or several by script; False, as in Firefox's backward.yml, means none."""
+    """Read a list of modifiers, or one list per script; False, as in Firefox's backward.yml, means none."""
     if values is False:
         return NoiseConfig()
     groups = values.values() if isinstance(values, dict) else [values]
@@ -164,7 +164,7 @@ def _check_options(name: str, value: dict[str, Any]) -> None:
     if name == "Tags":
         if ignored := [option for option in options if option in _UNUSED]:
             warn_user(f"no effect here: {', '.join(ignored)}: text is plain, and its pieces find their words")
-        # Without augment, OpusTrainer writes translations beside words.
+        # Without augment, OpusTrainer writes the translations next to the words.
         options = {"augment": 0} | {option: options[option] for option in options if option not in ignored}
     supported = _OPTIONS.get(name, {})
     for option, number in options.items():

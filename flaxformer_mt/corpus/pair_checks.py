@@ -1,7 +1,7 @@
-"""The rules of cleaning, each a pure function of a block of pairs, and a worker's task on a block.
+"""The cleaning rules, each a pure function of a block of pairs, and the task that applies them in a worker.
 
-A rule returns for each pair the side that has the problem, 0 for the source and 1 for the target, or -1.
-Repetitions across blocks are found in cleaning.py, by the hashes.
+For each pair, a rule returns 0 if the source has the problem, 1 if the target has it, and -1 otherwise.
+Duplicate pairs, which may be in different blocks, are found in cleaning.py by the hashes of the pairs.
 """
 
 import hashlib
@@ -27,7 +27,10 @@ _MARKS = re.compile("[\\s!-/:-@\\[-`{-~¡-¿‐-⁞\u3000-\u303f！-／：-＠�
 
 
 class TextBlock(NamedTuple):
-    """Texts of both sides, and their numbers of characters [N, 2]; a side that is absent has empty texts."""
+    """The texts of N pairs and their lengths in characters [N, 2].
+
+    first_side: 0, or 1 without a source language; the sources are then empty texts.
+    """
 
     texts: tuple[list[str], list[str]]
     lengths: np.ndarray
@@ -39,7 +42,7 @@ Rule = Callable[[TextBlock, CleanConfig], np.ndarray]
 
 
 class Finding(NamedTuple):
-    """A problem in a block: how many pairs have it, and the first rows in the block with their sides."""
+    """A problem in a block: how many pairs have it, and the first of them as (row, side, pair)."""
 
     pairs: int
     examples: list[tuple[int, int, tuple[bytes, bytes]]]
@@ -47,9 +50,10 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of a block of N pairs: rows to keep bool [N], hashes uint64 [N, 2], problems, digests uint64 [N, 2].
+    """The result of checking a block of N pairs.
 
-    Without a source, both columns of digests are those of the target.
+    kept: mask of the rows to keep, bool [N]. hashes: of both sides, uint64 [N, 2]. problems: by name.
+    sentences: digests of both sides, uint64 [N, 2]; without a source, both columns are digests of the target.
     """
 
     kept: np.ndarray
@@ -60,7 +64,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class CheckBlocks:
-    """Checks pairs by the rules, which act as `actions` says; without a source, the target alone."""
+    """Checks blocks of pairs by the rules; without a source language, checks only the targets.
+
+    actions: what to do with the pairs that break a rule, by name: "off", "keep", "drop" or "refuse".
+    """
 
     rules: CleanConfig
     actions: Mapping[str, str]
@@ -68,7 +75,7 @@ class CheckBlocks:
     digests: bool = False
 
     def __call__(self, block: Sequence[tuple[bytes, bytes]]) -> Verdict:
-        """Check a block: a rule sees the pairs that the rules before it have kept."""
+        """Check a block; each rule reports only pairs that the previous rules have kept."""
         sides = tuple(zip(*block, strict=True))
         hashes = np.stack([_hash_all(side) for side in sides], axis=1)
         (sources, bad_sources), (targets, bad_targets) = map(_decode_all, sides)
@@ -94,7 +101,7 @@ class CheckBlocks:
 
 
 def digest_sentence(text: bytes) -> int:
-    """64 bits, the same for sentences that differ in case, spaces and punctuation alone."""
+    """Return a 64-bit digest that ignores case, white space and punctuation."""
     plain = text.decode("utf-8", errors="replace").casefold()
     bare = _MARKS.sub("", plain) or plain
     return int.from_bytes(hashlib.blake2b(bare.encode(), digest_size=8).digest(), "big")
@@ -106,7 +113,7 @@ def _hash_all(texts: Sequence[bytes]) -> np.ndarray:
 
 
 def _decode_all(texts: Sequence[bytes]) -> tuple[list[str], np.ndarray]:
-    """Decode texts, and say which of them [N] are not UTF-8; these become empty."""
+    """Decode N texts, with "" for invalid UTF-8; also return the mask of the invalid texts, bool [N]."""
     decoded, wrong = [], np.zeros(len(texts), bool)
     for row, text in enumerate(texts):
         try:
@@ -118,7 +125,7 @@ def _decode_all(texts: Sequence[bytes]) -> tuple[list[str], np.ndarray]:
 
 
 def _first_side(problems: np.ndarray) -> np.ndarray:
-    """Return the first side that has a problem, of bool [N, 2]; -1: neither."""
+    """Return the index of the first side that has a problem, given bool [N, 2]; -1: neither."""
     return np.where(problems.any(axis=1), problems.argmax(axis=1), -1)
 
 
@@ -135,7 +142,7 @@ def _find_blank(block: TextBlock) -> np.ndarray:
 
 
 def find_empty(block: TextBlock, rules: CleanConfig) -> np.ndarray:
-    """A side without anything to see: no text, white space, byte order marks, marks of direction."""
+    """Find sides without visible text: empty, white space, byte order marks or marks of direction."""
     return _first_side(_find_blank(block))
 
 
@@ -151,10 +158,10 @@ def find_unequal_lengths(block: TextBlock, rules: CleanConfig) -> np.ndarray:
 
 
 def find_other_numbers(block: TextBlock, rules: CleanConfig) -> np.ndarray:
-    """Report the source if the two sides have different digits from 1 to 9, in any order and script.
+    """Report the source if the two sides differ in their digits 1 to 9, in any order and script.
 
-    Languages write 1,000 and 0.5 in several ways, so zeros and marks are left out, as in OpusFilter's rule
-    for numerals (Aulamo et al. 2020).
+    Zeros and separators are ignored, as in OpusFilter's rule for numerals (Aulamo et al. 2020), because
+    languages write numbers such as 1,000 and 0.5 in different ways.
     """
     if block.first_side:
         return np.full(len(block.lengths), -1)

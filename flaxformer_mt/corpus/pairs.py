@@ -1,4 +1,4 @@
-"""Sentence pairs with random access: one split of one data set as bytes, and the pairs of several sets."""
+"""Sentence pairs with random access: a split of one data set as bytes, or the pairs of several data sets."""
 
 import bisect
 import hashlib
@@ -19,7 +19,7 @@ _CHUNK = 16384
 
 
 class Pair(NamedTuple):
-    """A sentence and its translation; for a language model the target alone, with the source ""."""
+    """A sentence and its translation; for a language model, the source is ""."""
 
     source: str
     target: str
@@ -34,7 +34,10 @@ class Part(NamedTuple):
 
 
 class WordLinks(NamedTuple):
-    """Word alignments: row i has points[offsets[i]:offsets[i + 1]], (source, target) positions, int32."""
+    """Word alignments of a split: row i has points[offsets[i]:offsets[i + 1]].
+
+    points: (source, target) word positions, int32 [K, 2]. identity: changes whenever the alignments do.
+    """
 
     points: np.ndarray
     offsets: np.ndarray
@@ -49,7 +52,7 @@ class Side(NamedTuple):
     lengths: np.ndarray
 
     def take(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of these sentences, one after the other, and how many each has."""
+        """Return the concatenated tokens of the sentences `examples`, and the length of each sentence."""
         lengths = self.lengths[examples]
         starts = self.offsets[examples] - (np.cumsum(lengths) - lengths)
         return self.tokens[np.arange(lengths.sum()) + np.repeat(starts, lengths)], lengths
@@ -61,11 +64,11 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
-        """(source, target) of rows, in that order; the source is b"" where there is none."""
+        """Return (source, target) of each row of `indices`; without a source language, sources are b""."""
 
 
 class RecordRows:
-    """The rows of a TFDS data source of `{language: bytes}`."""
+    """The rows of a TFDS data source, whose records are `{language: bytes}`."""
 
     def __init__(self, records: Any, languages: tuple[str, str], *, name: str) -> None:
         self._records, self._languages, self._name = records, languages, name
@@ -86,7 +89,7 @@ class RecordRows:
 
 
 def check_languages(name: str, languages: tuple[str, str], present: Iterable[str]) -> None:
-    """Raise UserError unless the data set `name` has text in both languages; "" needs none."""
+    """Raise UserError unless the data set `name` has text in both languages; the source may be ""."""
     available = sorted(present)
     if missing := [language for language in languages if language and language not in available]:
         source = "--config.data.source_language and " if languages[0] else ""
@@ -100,11 +103,11 @@ def check_languages(name: str, languages: tuple[str, str], present: Iterable[str
 class RawSplit:
     """One split of one data set as stored on disk, before cleaning.
 
-    `identity` changes whenever the text does; `sides` and `unit` name the location of a row, as ("train.de",
-    "train.en") and "line"; `metadata` is copied into the report. `languages` are ("", "en") where there is no
-    source. `tags`, such as (">>fr<<",), are put before each source that is not blank, and `target_tag` before
-    each target, but only to tokenize it. `weights`: of the rows in the loss, float32; None: all count alike.
-    `documents`: the number of the document of each row; None: rows are in no order, or it was not asked for.
+    identity: changes whenever the text does. sides, unit: name the location of a row in messages, such as
+    ("train.de", "train.en") and "line". metadata: is copied into the report. languages: ("", "en") for a
+    language model, which has no source. tags: such as (">>fr<<",), precede each source that is not blank.
+    target_tag: precedes each target, but only when it is tokenized. weights: of the rows in the loss,
+    float32; None: all are 1. documents: document number of each row; None: unknown, or not needed.
     """
 
     name: str
@@ -124,7 +127,7 @@ class RawSplit:
 
     @property
     def has_source(self) -> bool:
-        """False: rows are target sentences alone."""
+        """Whether rows have a source; without one, they are only target sentences."""
         return bool(self.languages[0])
 
     def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
@@ -135,11 +138,11 @@ class RawSplit:
             yield self.read(range(start, min(start + size, len(self))))
 
     def where(self, row: int, side: int) -> str:
-        """Location of one side of a row: `train.de line 7`."""
+        """Return the location of one side of a row, such as `train.de line 7`."""
         return f"{self.sides[side]} {self.unit} {row + 1}"
 
     def make_example(self, row: int, side: int, pair: tuple[bytes, bytes]) -> dict[str, str]:
-        """A row for a report: the location of one side, and the beginnings of the texts that there are."""
+        """Describe a row for a report: the location of one side, and the first 80 characters of each text."""
         texts = [text.decode("utf-8", errors="replace") for text in pair]
         short = [text if len(text) <= 80 else text[:79] + "…" for text in texts]
         source = {"source": short[0]} if self.has_source else {}
@@ -147,7 +150,10 @@ class RawSplit:
 
 
 class RowSet(NamedTuple):
-    """A data set of a mixture: the rows to read (None: all), and the hashes of both sides of all [N, 2]."""
+    """A data set of a mixture.
+
+    rows: numbers of the rows to read; None: all. hashes: of both sides of all N rows of the split, [N, 2].
+    """
 
     split: RawSplit
     rows: np.ndarray | None
@@ -158,12 +164,13 @@ class RowSet(NamedTuple):
 class Pairs:
     """Sentence pairs of one split, with `len(pairs)`, `pairs[i]` and iteration; text is read on access.
 
-    fingerprint: hex digest that changes whenever the text could: sets, versions, split, languages, cleaning
+    fingerprint: hex digest of all that can change the text: data sets, versions, split, languages, cleaning
     rules, tags. parts: the data sets of a mixture, concatenated in order. languages: the source and target
-    language of each part. tags: all that sources begin with; target_tags: what tokenized targets of each part
-    begin with. has_source: False for a language model, whose pairs are target sentences alone. report: for
-    each part the pairs read and kept, and the problems. columns: what pairs have beside their text, by name.
-    kept: the rows of each part; None: all. context: what is read before each pair; None: nothing.
+    language of each part. tags: all tags that precede sources. target_tags: the tag that precedes the targets
+    of each part when they are tokenized. has_source: False for a language model, whose pairs have only
+    targets. report: for each part, the numbers of pairs read and kept, and the problems. columns: additional
+    properties of pairs (weights, alignments), by name. kept: the rows of each part; None: all. context: the
+    number of lines that a model reads before each source, and their maximum length; None: no lines.
     """
 
     def __init__(
@@ -192,17 +199,20 @@ class Pairs:
         return self._ends[-1]
 
     def name_texts(self) -> dict[str, str]:
-        """What changes whenever the text of a set does -> the files of the set, for messages."""
+        """Map the identity of each data set, which changes with its text, to its files, for messages."""
         names = {split.identity: (*split.sides, split.metadata.get("folder", "")) for split in self._splits}
         return {text: f"{source}, {target} in {folder}" for text, (source, target, folder) in names.items()}
 
     def read_hashes(self) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-        """Yield the hashes of the pairs of each data set, uint64 [N, 2], with its tags."""
+        """Yield, for each data set, its tags and the hashes of its N pairs, uint64 [N, 2]."""
         for split, rows, hashes, _ in self._sets:
             yield split.tags, hashes if rows is None else hashes[rows]
 
     def select(self, numbers: np.ndarray) -> "Pairs":
-        """The pairs with these ascending numbers, counted over all parts; a number may occur repeatedly."""
+        """Return the pairs with these numbers, which are ascending and may repeat.
+
+        Pairs are numbered from 0 over all parts.
+        """
         sets, start = [], 0
         for entry, end in zip(self._sets, self._ends, strict=True):
             rows = numbers[np.searchsorted(numbers, start) : np.searchsorted(numbers, end)] - start
@@ -214,7 +224,7 @@ class Pairs:
         return Pairs(sets, fingerprint=digest.hexdigest(), **facts)
 
     def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The index of the data set of each of these pairs, and its row there."""
+        """Return, for each pair number, the index of its data set and its row in that data set."""
         parts = np.searchsorted(self._ends, numbers, side="right")
         rows = np.empty(len(numbers), np.int64)
         for part in np.unique(parts):
@@ -236,7 +246,7 @@ class Pairs:
 
     @property
     def documents(self) -> list[tuple[int, int]] | None:
-        """Of each pair, its data set and the number of its document there; None: they are not known."""
+        """The document of each pair, as (index of the data set, document number); None if unknown."""
         numbers: list[Any] = [split.documents for split in self._splits]
         if any(ids is None for ids in numbers):
             return None
@@ -244,9 +254,9 @@ class Pairs:
         return [(part, int(numbers[part][row])) for part, row in places]
 
     def with_lines_before(self) -> Iterator[tuple[Pair, tuple[Pair, ...]]]:
-        """Yield all pairs in order, each with the pairs that are read before it, the nearest last.
+        """Yield all pairs in order, each with the preceding pairs that are its context, the nearest last.
 
-        These are rows of the data set that cleaning may leave out; they have no tags. Each row is read once.
+        Context pairs have no tags, and include rows that cleaning drops. Each row is read once.
         """
         size = self.context.lines if self.context else 0
         for part, (split, dataset) in enumerate(zip(self._splits, self.parts, strict=True)):
@@ -284,7 +294,10 @@ class Pairs:
 def _before(
     split: RawSplit, row: int, texts: Mapping[int, tuple[bytes, bytes]], size: int
 ) -> tuple[Pair, ...]:
-    """The pairs before a row in its document, which ends at a row with a side that is blank, or not UTF-8."""
+    """Return up to `size` pairs that precede a row in its document.
+
+    A document also ends at a row with a blank side or invalid UTF-8.
+    """
     pairs: list[Pair] = []
     for number in range(row, max(-1, row - size - 1), -1):
         try:

@@ -1,4 +1,4 @@
-"""Word alignments in Pharaoh's format: "0-0 2-1", positions of source and target words from 0."""
+"""Word alignments in Pharaoh's format, such as "0-0 2-1": source and target word positions from 0."""
 
 import re
 from collections.abc import Iterable
@@ -9,7 +9,11 @@ _POINT = re.compile(rb"([0-9]{1,9})-([0-9]{1,9})")
 
 
 def parse_points(line: bytes, sizes: tuple[int, int], *, where: str) -> list[tuple[int, int]]:
-    """The unique points of a line, sorted by target, then source position; `sizes`: words per side."""
+    """Parse a line into unique points, sorted by target, then by source position.
+
+    `sizes` are the numbers of words of source and target. Raises UserError, with the location `where`, for a
+    malformed point or a position outside the pair.
+    """
     points: set[tuple[int, int]] = set()
     for text in line.split():
         match = _POINT.fullmatch(text)
@@ -31,5 +35,5 @@ def parse_points(line: bytes, sizes: tuple[int, int], *, where: str) -> list[tup
 
 
 def format_points(points: Iterable[tuple[int, int]]) -> str:
-    """Sorted by target position, then by source position: [(1, 0), (0, 1)] gives "1-0 0-1"."""
+    """Format points, sorted by target, then by source position: [(0, 1), (1, 0)] gives "1-0 0-1"."""
     return " ".join(f"{source}-{target}" for source, target in sorted(points, key=lambda point: point[::-1]))

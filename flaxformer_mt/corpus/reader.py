@@ -1,4 +1,4 @@
-"""Entry point of the corpora: the syntax of `data.dataset`, mixtures, held-out pairs and fingerprints."""
+"""Opens the sentence pairs of a config: reads `data.dataset`, builds mixtures, and holds out pairs."""
 
 import dataclasses
 import hashlib
@@ -38,10 +38,11 @@ Split = Literal["train", "valid", "test"]
 def hold_out(
     splits: Sequence[RawSplit], cleaned: Sequence[Cleaned], sizes: Mapping[str, int], part: Split
 ) -> list[Cleaned]:
-    """Hold out pairs of the first set of each direction; return, of each set, the rows that are in `part`.
+    """Hold out pairs of the first data set of each direction; return the rows of each set that are in `part`.
 
-    `sizes` are the numbers of pairs of `valid` and `test` of each direction; 0: none. Reports say how many
-    pairs of each set are held out, or stay `aside` because they share a sentence with those.
+    `part` is a split. `sizes` are the numbers of `valid` and `test` pairs to hold out for each direction. The
+    report of each set has the number of pairs held out, and the number of pairs left out of training
+    (`aside`) because they share a sentence with a held-out pair.
     """
     rows = [
         np.arange(len(split)) if entry.rows is None else np.asarray(entry.rows)
@@ -77,9 +78,10 @@ def hold_out(
 
 
 def _choose(keys: np.ndarray, sizes: Mapping[str, int], name: str) -> dict[str, np.ndarray]:
-    """Positions, ascending, of the pairs with the smallest digests of the first side: one pair a sentence.
+    """Choose the pairs with the smallest digests, one pair per sentence of the first side.
 
-    Test pairs share no sentence with validation pairs. keys: digests of both sides, uint64 [N, 2].
+    Test pairs share no sentence with validation pairs. keys: digests of both sides, uint64 [N, 2]. Returns
+    positions, ascending, by split.
     """
     _, first = np.unique(keys[:, 0], return_index=True)
     wanted = sizes["valid"] + sizes["test"]
@@ -94,7 +96,10 @@ def _choose(keys: np.ndarray, sizes: Mapping[str, int], name: str) -> dict[str, 
 
 
 def copy_text(url: str, config: DataConfig) -> Path:
-    """Local copy of the folder's files that the config reads; files that have not changed stay."""
+    """Copy the files of the folder `url` that the config needs, and return the local folder.
+
+    Files that have not changed since the last copy are not copied again.
+    """
     folder = cache_dir(config) / "text" / hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
     splits = {config.train_split, config.valid_split, config.test_split, "valid", "validation"}
     languages = {language for direction in find_directions(config) for language in direction}
@@ -128,11 +133,11 @@ def read_pairs(
     """Open the pairs of a split; prepare its data sets on disk first where necessary.
 
     `train` concatenates all sets of `data.dataset`, cleaned by `data.clean`. `valid` and `test` are complete
-    splits of the first set alone, so that scores of a mixture are comparable with scores of that set; of
-    several directions, of the first set of each direction that has the split. With an empty
-    `data.source_language` every source is "", and only the target side of the sets is read. With
-    `data.valid_pairs` or `data.test_pairs`, these are held out from the training split, after cleaning.
-    `tagged` sources begin with the tags of their direction, as a model of the config reads them.
+    splits of the first set only, so that scores of a mixture are comparable with scores of that set. With
+    several directions, they have the split of the first set of each direction, if that set has one. If
+    `data.valid_pairs` or `data.test_pairs` is set, pairs are instead held out from the cleaned training
+    split. With an empty `data.source_language`, only targets are read, and every source is "". `tagged`:
+    whether sources begin with the tags of their direction, as the model expects them.
     """
     members = _choose_members(config, split)
     is_held_out = any(_is_held_out(member, config, split) for member in members)
@@ -183,7 +188,7 @@ def _check_order(raw: RawSplit, member: Member, config: DataConfig) -> None:
 def _drop_and_check(
     raw: RawSplit, cleaned: Cleaned, member: Member, config: DataConfig, split: Split
 ) -> Cleaned:
-    """Drop the pairs of weight 0; refuse a set of which nothing is left."""
+    """Drop the pairs of weight 0; raise UserError if no pair is left."""
     rows, report = drop_weightless(raw, cleaned.rows, cleaned.report)
     if report["pairs"] == 0:
         problems = ", ".join(f"{name} {problem['count']}" for name, problem in report["problems"].items())
@@ -199,14 +204,14 @@ def _drop_and_check(
 
 
 def _identify(member: Member, split: RawSplit, config: DataConfig) -> list[list[Any]]:
-    """Return what changes whenever the text of a set does, or what is read of it."""
+    """Return the entries of the fingerprint for a data set: its text, and how it is read."""
     entries: list[list[Any]] = []
     if config.context and split.documents is not None:
         lengths = (config.max_source_length, config.max_target_length)
         numbers = hashlib.blake2b(split.documents.tobytes()).hexdigest()
-        # False, and the length of targets: so that stores of earlier versions are found again.
+        # False and the length of targets are there so that stores of earlier versions are found again.
         entries.append(["documents", config.context, False, lengths, numbers])
-    # Sets without tags have the identity that they had before there were any.
+    # Sets without tags have the identity of versions that had no tags.
     tags = [tag for tag in (split.tags, split.target_tag) if tag]
     return [*entries, [member.dataset.partition("@")[0], split.identity, split.languages, *tags]]
 
@@ -235,7 +240,7 @@ def _choose_members(config: DataConfig, split: Split) -> list[Member]:
 
 
 def _check_tables(members: list[Member], splits: list[RawSplit]) -> None:
-    """Refuse a table of two columns in both directions: its columns have no names."""
+    """Raise UserError if a .tsv table is read in both directions, since its columns have no names."""
     tables = {
         (member.dataset, member.direction): split.sides[0]
         for member, split in zip(members, splits, strict=True)
@@ -260,7 +265,10 @@ def open_train_set(config: DataConfig) -> RawSplit:
 
 
 def find_files(config: DataConfig, configured: tuple[str, ...]) -> list[Path | None]:
-    """The file of each data set, or None; a name without a folder is one of the set's text folder."""
+    """Return the configured file of each data set, or None.
+
+    For text files, a name without a folder is a file in the folder of the data set.
+    """
     names = [member.dataset for member in read_members(config)]
     files = configured or ("",)
     return [
@@ -277,7 +285,7 @@ def _find_file(name: str, file: str, config: DataConfig) -> Path:
 
 
 def has_split(config: DataConfig, split: Split) -> bool:
-    """Whether the first set of `data.dataset`, or that of any of several directions, has the split."""
+    """Return whether the first set of `data.dataset`, or of any of several directions, has the split."""
     members = _choose_members(config, split)
     several = len(find_directions(config)) > 1
     return bool(members) if several else _has_split(members[0], config, split)
@@ -314,7 +322,7 @@ def _stores_split(member: Member, config: DataConfig, split: Split) -> bool:
 
 
 def _open(member: Member, config: DataConfig, split: Split) -> RawSplit:
-    """Open one data set; import TFDS only for a set of TFDS's."""
+    """Open a split of one data set; TFDS is only imported for a TFDS data set."""
     name, wanted = member.dataset, getattr(config, f"{split}_split")
     languages = (member.direction.source, member.direction.target)
     if _is_text(name):
@@ -353,7 +361,7 @@ def _text_folder(name: str, config: DataConfig) -> Path:
 
 
 def _match_files(folder: Path, split: str, languages: tuple[str, str]) -> str | None:
-    """Name of the split that has files; `valid` and `validation` are interchangeable."""
+    """Return the name under which the split has files; `valid` and `validation` are interchangeable."""
     return match_split(
         split, [name for name in (split, "valid", "validation") if has_files(folder, name, languages)]
     )

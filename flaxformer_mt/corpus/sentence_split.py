@@ -1,4 +1,4 @@
-"""The sentences of a text, by the rules of sentencex, which has some for about 300 languages."""
+"""Splits text into sentences by the rules of sentencex, which supports about 300 languages."""
 
 import itertools
 import re
@@ -9,9 +9,9 @@ import sentencex
 STOPS = ".!?\u2026\u203c\u2047\u2048\u2049\u037e\u061f\u06d4\u0964\u0965\u0589\u1362\u17d4\u104b"
 CLOSING = "\"')\\]}\u2019\u201d\u201c\u00bb\u203a\u300d\u300f\u3011\u3015\u3009\u300b\uff09\uff3d\u00ab\u2039"
 
-# Each pattern matches only from the first mark of a run and does not backtrack into it (++): from every mark
-# of a run, a search for the white space after it would take quadratic time. A mark after white space closes
-# a quotation, as in French, if it is none that opens one there. In Korean, a verb form may go on.
+# Each pattern matches only from the first mark of a run and does not backtrack into it (++): a search for
+# white space from every mark of a run would take quadratic time. A mark after white space closes a quotation,
+# as in French, unless it opens one there. In Korean, a verb form may follow a quotation.
 _STOP = re.compile(
     rf"(?<![{STOPS}])([{STOPS}]++)((?:\s{{,2}}[\xbb\u203a\u201d\u2019)\]](?=[{CLOSING}\s]|\Z)|[{CLOSING}])*+)"
     r"(?=\s|\Z)(?=\s{,9}+((?:[\u2013\u2014]\s{,9}+)?+)(이?라[고며는]|하[고며]|\S?))"
@@ -22,11 +22,11 @@ _PARTICLE = (
     "|[はにで](?=[一-鿿ァ-ヺ])"
 )
 _SPEAKER = r"[一-鿿]{,8}?[说說道问問喊叫答嚷吼][道着著了]?(?=[\s，。；！？…]|\Z)"
-# A wide stop, the closing marks after it, and what goes on with the sentence; also the digits of ３．１４.
+# A wide stop, the closing marks after it, and text that continues the sentence; also the digits of ３．１４.
 _WIDE_STOP = re.compile(
     rf"(?<![。！？．｡])([。！？．｡]++)([」』）］】〕”’]*+)(?=(\s?(?:{_PARTICLE})|(?<=[」』”’]){_SPEAKER}|(?<=．)\d|))"
 )
-# No sentence ends inside a title, a parenthesis after a letter or without a last stop, and ASP.NET.
+# No sentence ends inside a title, a parenthesis that follows a letter or has no final stop, or ASP.NET.
 _INSIDE = re.compile(
     r"[《〈][^《〈》〉]{,99}[》〉]|(?<=\w)（[^（）]{,99}）|\([^()]{,99}[^()\s.!?…]\)|(?<=\w)\.(?=(?:[A-Z]{2,}|Com)\b)"
 )
@@ -45,11 +45,12 @@ _BEFORE_NUMBER = re.compile(r"((?:[!?\u2026]|(?<=[a-z\u00df-\u00ff]{5})\.)\s)\d"
 
 
 def split_sentences(text: str, *, language: str = "") -> list[str]:
-    """Split a text after sentences and the white space that follows; the concatenation is the text.
+    """Split a text after each sentence and the white space that follows it.
 
-    Each sentence of a quotation is a sentence. What has no letter is none: "1. Er kam." is one. Where ordinal
-    numbers end in a full stop, a number of one or two digits ends no sentence, and no initial does.
-    `language` is a code such as de, de_AT or zh_Hant; other values use what most languages have in common.
+    The concatenation of the sentences is the text. A quotation is split as well. A sentence contains a
+    letter: "1. Er kam." is one sentence. An initial ends no sentence, nor does a number of one or two digits
+    in languages whose ordinal numbers end in a full stop. `language` is a code such as de, de_AT or zh_Hant;
+    an unknown code selects rules that most languages share.
     """
     code = re.split("[_-]", language.lower(), maxsplit=1)[0]
     ordinals = code in _ORDINAL_STOPS
@@ -71,10 +72,10 @@ def _ends_sentence(text: str, *, ordinals: bool) -> bool:
 
 
 def _simplify(text: str, *, numbers: bool) -> str:
-    """Return a text of the same length with the same sentences, in which sentencex 1.0 finds more of them.
+    """Replace characters so that sentencex 1.0 finds more of the sentences; the length stays the same.
 
-    sentencex panics at white space of several bytes, keeps a quotation in one piece, takes some common words
-    for abbreviations, begins no German sentence in lower case, and (if `numbers`) none with a number.
+    sentencex panics at multi-byte white space, does not split quotations, takes some common words for
+    abbreviations, and never starts a German sentence with a lower-case letter or (for `numbers`) a number.
     """
 
     def move_stops(match: re.Match[str]) -> str:
@@ -90,13 +91,13 @@ def _simplify(text: str, *, numbers: bool) -> str:
     def hide_stops(match: re.Match[str]) -> str:
         return re.sub("[.!?…。！？．｡]" if match[0][0] not in "《〈" else ".", "一", match[0])
 
-    text = re.sub("[\ud800-\udfff]", "A", re.sub(r"\s", " ", text))  # halves of pairs are no Unicode
+    text = re.sub("[\ud800-\udfff]", "A", re.sub(r"\s", " ", text))  # lone surrogates are invalid
     if text.count('"') % 2 == 0:
         text = "".join(map("".join, zip(text.split('"'), itertools.cycle("“”"))))[:-1]
     text = _INSIDE.sub(hide_stops, text)
     text = _WIDE_STOP.sub(move_wide_stops, _STOP.sub(move_stops, text))
     text = _QUOTES.sub(",", _OPENING.sub("/", text))  # a slash separates words, and may begin a sentence
-    if text.islower():  # as a whole: lower case that follows a stop elsewhere goes on with the sentence
+    if text.islower():  # otherwise, lower case after a stop continues the sentence
         text = _FIRST_LETTER.sub("A", text)
     text = _LIKE_ABBREVIATIONS.sub(lambda match: match[0][:-1] + "!", text)
     return _BEFORE_NUMBER.sub(lambda match: match[1].replace(".", "!") + "A", text) if numbers else text

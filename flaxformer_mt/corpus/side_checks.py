@@ -1,7 +1,7 @@
-"""Sides of a corpus that are swapped, shifted against each other by some lines, or in another language.
+"""Checks whether the sides of a corpus are swapped, misaligned by some lines, or in another language.
 
-Compares samples: letter sequences with those of the language in the training set (or a model of language
-identification), and lengths of a pair with those of a source and the target some lines away.
+The language of a sample is checked by letter trigrams of the training set, or by a model for language
+identification. Misaligned lines are found by the correlation of source and target lengths.
 """
 
 import collections
@@ -18,20 +18,20 @@ from flaxformer_mt.unicode_text import find_script, lacks_spaces
 
 # A sample of a set: consecutive pairs, in blocks that are spread evenly over it.
 _BLOCK, _BLOCKS = 200, 20
-# Fewer pairs, or letters in a block, say nothing.
+# A block with fewer pairs or letters is not checked.
 _FEWEST_PAIRS, _FEWEST_LETTERS = 100, 1000
-# Largest number of lines by which sides are tried to be shifted. Sides are shifted if lengths correlate at
-# least so much with those of other lines, and so much more than with those of their own.
+# Maximum shift in lines. Sides are shifted if the correlation of lengths with a shift is at least
+# _CORRELATION, and exceeds the correlation without a shift by _MORE.
 _LARGEST_SHIFT = 3
 _CORRELATION, _MORE = 0.5, 0.3
-# Sides are swapped if each is more similar to the other language by this much (cosine of letter sequences),
-# and in an unknown language below this similarity to its own.
+# Sides are swapped if each is closer to the other language by _CLOSER (cosine similarity of letter trigrams).
+# A side is in another language if its similarity to its own language is below _UNLIKE.
 _CLOSER, _UNLIKE = 0.1, 0.4
-# A line is in another language if a model is so sure of it.
+# A line is in another language if the model gives that language this probability.
 _PROBABLE = 0.5
 _EXAMPLES = 3
-# Frequent words of languages, by which a training set is known to be swapped as a whole: a side has at least
-# this share of those of the other language alone, and so many times its own.
+# Frequent words of languages, which show that a whole training set is swapped: on each side, words that only
+# the other language has are at least _COMMON_SHARE of all words, and _COMMON_TIMES as frequent as its own.
 _COMMON_SHARE, _COMMON_TIMES = 0.03, 3
 _COMMON_WORDS = dict(
     entry.strip().split(": ")
@@ -50,7 +50,7 @@ _Profile = collections.Counter[str]
 
 
 class Block(NamedTuple):
-    """Consecutive pairs of a data set from number `start` on, and the letter sequences of both sides."""
+    """Consecutive pairs of a data set, from pair `start` on, and the letter trigram counts of both sides."""
 
     start: int
     pairs: list[Pair]
@@ -59,10 +59,10 @@ class Block(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SideProblem:
-    """A data set is swapped, shifted, or its source or target is in another language (`problem`).
+    """A problem of a data set: "swapped", "shifted", or "source" or "target" if it is in another language.
 
-    blocks: number of blocks with the problem, of how many; first: number of the first pair of the first one,
-    from 1 on. Targets that are `shift` lines later belong to the sources.
+    blocks, of: number of blocks with the problem, and of all blocks. first: number, from 1, of the first pair
+    of the first block with the problem. shift: the target of a source is this number of lines later.
     """
 
     split: str
@@ -79,7 +79,7 @@ class SideProblem:
 def find_side_problems(
     splits: Mapping[str, Pairs], identifier: LanguageIdentifier | None = None
 ) -> list[SideProblem]:
-    """Compare the sides of each data set with those of the set `train`, or with a model of languages."""
+    """Check both sides of each data set against the split `train`, or by a language identifier."""
     samples = {name: list(_take_samples(pairs)) for name, pairs in splits.items()}
     known: dict[str, _Profile] = collections.defaultdict(collections.Counter)
     for _, languages, blocks in samples["train"]:
@@ -114,7 +114,7 @@ def find_side_problems(
 
 
 def find_shift(pairs: Sequence[Pair]) -> int:
-    """By how many lines the targets are late: 1 if each source has the next pair's target."""
+    """Return by how many lines the targets are late: 1 if the target of each source is in the next pair."""
     lengths = np.log1p([[len(source), len(target)] for source, target in pairs])
     if len(pairs) < _FEWEST_PAIRS:
         return 0
@@ -131,7 +131,7 @@ def find_shift(pairs: Sequence[Pair]) -> int:
 
 
 def count_sequences(texts: Iterable[str]) -> _Profile:
-    """Count the sequences of three letters, with the spaces around words; single letters without spaces."""
+    """Count letter trigrams, with the spaces around words; count single letters in text without spaces."""
     texts = [text.lower() for text in texts]
     counts: _Profile = collections.Counter()
     size = 1 if lacks_spaces(texts) else 3
@@ -164,7 +164,7 @@ def _take_samples(pairs: Pairs) -> Iterator[tuple[str, tuple[str, str], list[Blo
 def _identify(
     block: Block, languages: tuple[str, str], identifier: LanguageIdentifier
 ) -> Iterator[tuple[str, str]]:
-    """Yield swapped, or each side of which most lines are in another language, with that language."""
+    """Yield ("swapped", language), or (side, language) for each side with most lines in another language."""
     others = ["", ""]
     for side, language in enumerate(languages):
         if language:
@@ -181,7 +181,7 @@ def _identify(
 
 
 def _compare(block: Block, languages: tuple[str, str], known: Mapping[str, _Profile]) -> Iterator[str]:
-    """Yield swapped, or each side with few letter sequences of its language in the training set."""
+    """Yield "swapped", or each side whose letters differ from its language in the training set."""
     source, target = languages
     profiles = block.profiles
     is_enough = [counts.total() >= _FEWEST_LETTERS for counts in profiles]
@@ -200,7 +200,7 @@ def _compare(block: Block, languages: tuple[str, str], known: Mapping[str, _Prof
 
 
 def _speak_reversed(block: Block, languages: tuple[str, str]) -> bool:
-    """Whether each side has the frequent words of the other language, and hardly any of its own."""
+    """Return whether each side has frequent words of the other language, and hardly any of its own."""
     words = [
         {word for code in find_codes(language) for word in _COMMON_WORDS.get(code, "").split()}
         for language in languages

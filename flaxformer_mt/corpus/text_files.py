@@ -1,8 +1,8 @@
-r"""The user's text files: which files hold a split, how many lines they have, and reading them by line.
+r"""The user's text files: finds the files of a split, counts their lines, and reads them line by line.
 
-Contains the file names and formats of `parallel_text`: `train.de` + `train.en`, or a table `train.tsv`,
-`train.jsonl` or `train.parquet`; for a language model `train.en` alone. Each may be packed.
-A line ends at b"\n" only, so other characters that Unicode counts as line ends stay inside their sentence.
+The files of `parallel_text` are `train.de` and `train.en`, or a table `train.tsv`, `train.jsonl` or
+`train.parquet`; for a language model, only `train.en`. All may be compressed.
+A line ends only at b"\n", so other characters that Unicode counts as line ends stay inside a sentence.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ from flaxformer_mt.unicode_text import BEGINNING, check_encoding
 def read_parquet_pairs(
     path: Path, languages: tuple[str, str], *, first: int, size: int
 ) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Yield the texts of both languages ("": none) from row `first` on, in lists of `size`.
+    """Yield (source, target) of each row from `first` on, in lists of `size`.
 
-    They are columns of text with the names of the languages, as such or inside of a column `translation`. A
-    text that is null is empty. A line feed becomes a space, since a sentence is one line.
+    The text columns are named after the languages, at the top level or inside of a column `translation`.
+    Null, and the language "", give the empty text. A line feed becomes a space: a sentence is one line.
     """
     with _open_table(path) as table:
         columns = _find_columns(path, table, languages)
@@ -88,16 +88,16 @@ def _read_texts(batch: Any, column: str | None) -> list[bytes]:
     return [(text or b"").replace(b"\n", b" ") for text in texts.cast(pyarrow.large_binary()).to_pylist()]
 
 
-# Endings of names; "" of files that are not packed.
+# Suffixes of compressed files; "" for files that are not compressed.
 PACKINGS = ("", ".gz", ".zst")
-# Their names for pyarrow and for a reader.
+# The names of the compressions for pyarrow and in messages.
 _PACKED_BY = {".gz": ("gzip", "gzip"), ".zst": ("zstd", "Zstandard")}
 # Bytes that are skipped at a time.
 _SKIPPED = 1 << 20
 
 
 def find_packing(path: Path) -> str:
-    """Ending that says how a file is packed; "" if it is not."""
+    """Return the suffix of a compressed file, such as ".gz"; "" if the file is not compressed."""
     return path.suffix if path.suffix in _PACKED_BY else ""
 
 
@@ -107,7 +107,7 @@ def name_unpacked(path: Path) -> str:
 
 @contextlib.contextmanager
 def open_unpacked(path: Path, *, start: int = 0) -> Iterator[io.BufferedReader]:
-    """Open for reading the unpacked bytes from number `start` on."""
+    """Open a file, which may be compressed, for reading its decompressed bytes from offset `start` on."""
     packing = find_packing(path)
     try:
         with contextlib.ExitStack() as stack:
@@ -132,24 +132,28 @@ def open_unpacked(path: Path, *, start: int = 0) -> Iterator[io.BufferedReader]:
 
 
 _BOM = b"\xef\xbb\xbf"
-# Endings of tables, which have both sides of a pair in a row.
+# Suffixes of tables, which have both sides of a pair in one row.
 TABLES = ("tsv", "jsonl", "parquet")
-# Lines per block, the unit of reading and of what a worker is given.
+# Lines per block, the unit of reading.
 BLOCK = 16384
-# Bytes of a line, and of a block of lines or rows: a packed file of a megabyte may have gigabytes.
+# Maximum bytes of a line, and of a block of lines or rows: a compressed megabyte may unpack to gigabytes.
 _LONGEST_LINE, _LARGEST_BLOCK = 1 << 24, 1 << 28
 # Rows of a table that are unpacked at a time.
 _ROWS = 64
 # Part of the cache key: raise it when the facts of a scan change.
 _FORMAT = 3
-# The scan of a file is cached only if the file is older than this: a younger one may change again within one
-# tick of the file system's clock, and nobody would notice.
+# The scan of a file is cached only if the file is older than this: a newer file may change again within one
+# tick of the file system's clock, which would go unnoticed.
 _SETTLED_NS = 2_000_000_000
 
 
 @dataclass(frozen=True)
 class Scan:
-    """Facts about a file: lines, digest of the text, first byte (or row) of each BLOCK, CRLF lines, BOM."""
+    """The result of scanning a file.
+
+    lines: number of lines or rows. digest: of the text. starts: first byte (or row) of each block.
+    crlf_lines: number of lines that end in CRLF. bom: whether the file starts with a byte order mark.
+    """
 
     lines: int
     digest: str
@@ -161,14 +165,17 @@ class Scan:
 
 
 def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Path, ...]:
-    """(source, target), or one (table,); (target,) if `languages[0]` is ""."""
+    """Return the files of a split: (source, target) or (table,); (target,) if `languages[0]` is "".
+
+    Raises UserError if files are missing or ambiguous.
+    """
     _require(folder)
     wanted = [language for language in languages if language]
     present = {suffix: find_file(folder, f"{split}.{suffix}") for suffix in (*wanted, *TABLES)}
     matches = [path for path in present.values() if path]
     tables = [path for path in matches if find_table(path)]
     if not languages[0] and tables == [present["tsv"]]:
-        matches.remove(tables.pop())  # the file of targets stands beside it, or should
+        matches.remove(tables.pop())  # a language model reads the file of targets instead
         if not matches:
             raise UserError(_cut_second_column(present["tsv"], folder / f"{split}.{languages[1]}"))
     if tables and len(matches) > 1:
@@ -195,7 +202,7 @@ def _cut_second_column(table: Path | None, file: Path) -> str:
 
 
 def find_table(path: Path) -> str:
-    """Kind of table that a file is by its name, one of TABLES; "" for lines of one language."""
+    """Return the kind of table that the name of a file indicates, one of TABLES; "" for a plain text file."""
     ending = name_unpacked(path).rpartition(".")[2]
     return ending if ending in TABLES else ""
 
@@ -216,13 +223,13 @@ def _describe_languages(languages: tuple[str, str]) -> str:
 def _require(folder: Path) -> None:
     if not folder.is_dir():
         problem = "is a file, not a folder" if folder.exists() else "does not exist"
-        # The whole path: a run names its folder as its training did, perhaps from elsewhere.
+        # The absolute path: a run may have a path relative to the folder in which it was trained.
         remedy = "set --config.data.text_dir, or start the command where the run was trained"
         raise UserError(f"the parallel_text folder {folder.absolute()} {problem}; {remedy}")
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """The file of this name, or the packed one; raise UserError if there are several."""
+    """Return the file of this name, plain or compressed, or None; raise UserError if there are several."""
     matches = [path for packing in PACKINGS if (path := folder / f"{name}{packing}").is_file()]
     if len(matches) > 1:
         raise UserError(f"{folder} has both {matches[0].name} and {matches[1].name}; keep one of them")
@@ -230,7 +237,7 @@ def find_file(folder: Path, name: str) -> Path | None:
 
 
 def _present(folder: Path, wanted: str) -> str:
-    """Describe what the folder holds instead: files with similar names, else the first ten."""
+    """Describe the content of a folder: files with names similar to `wanted`, else the first ten files."""
     names = (path.name for path in folder.iterdir() if path.is_file())
     present = sorted(name for name in names if not name.startswith("."))
     near = difflib.get_close_matches(wanted, present, n=3) or present[:10]
@@ -244,7 +251,10 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def read_blocks(path: Path, starts: Sequence[int], *, number: int = 0) -> Iterator[list[bytes]]:
-    """Yield the lines in lists of BLOCK, as `read_lines` does, from block `number` of `Scan.starts` on."""
+    """Yield the lines of a file, as `read_lines` does, in blocks of BLOCK lines, from block `number` on.
+
+    `starts` are those of the file's `Scan`.
+    """
     with open_unpacked(path, start=starts[number]) as file:
         for index in range(number, len(starts)):
             size = starts[index + 1] - starts[index] if index + 1 < len(starts) else -1
@@ -317,7 +327,7 @@ def _check_columns(path: Path, before: int, block: list[bytes], wanted: int) -> 
 
 
 def load_or_scan(path: Path, *, columns: int, folder: Path) -> Scan:
-    """Run `scan`, or load its result from `folder` while the file's path and stamp are unchanged."""
+    """Run `scan`, or load its result from the cache `folder` if the file's path and stamp are unchanged."""
     before = read_stamp(path)
     cached = folder / digest([_FORMAT, columns, str(path.resolve()), before])
     if metadata := read_artifact(cached):
@@ -330,9 +340,9 @@ def load_or_scan(path: Path, *, columns: int, folder: Path) -> Scan:
 
 
 def read_stamp(path: Path) -> tuple[int, ...]:
-    """Size, times in nanoseconds and inode: one of them changes whenever the file does.
+    """Return size, mtime and ctime in nanoseconds, and inode; at least one changes whenever the file does.
 
-    `cp -p` sets the time of modification, but not that of change.
+    The ctime is included because `cp -p` restores an old mtime.
     """
     status = path.stat()
     return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)

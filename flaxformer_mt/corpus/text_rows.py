@@ -1,6 +1,6 @@
-"""`parallel_text`: the user's own text files as the rows of a split, read where they lie, by blocks of lines.
+"""`parallel_text`: the user's text files as the rows of a split, read in place, in blocks of lines.
 
-The rows are all lines in the order of the files; `cleaning` selects among them later.
+The rows are all lines of the files in order; `cleaning` later selects the rows to keep.
 """
 
 import array
@@ -35,7 +35,11 @@ from flaxformer_mt.errors import UserError
 def read_json_pairs(
     path: Path, block: Sequence[bytes], languages: tuple[str, str], *, first_line: int
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the texts of both languages ("": none) of a line; a line feed becomes a space, null is empty."""
+    """Yield the (source, target) of each JSON line of a block.
+
+    A line feed becomes a space. Null, and the language "", give the empty text. Raises UserError for an
+    invalid line.
+    """
     for number, line in enumerate(block, first_line):
         try:
             values = json.loads(line)
@@ -61,7 +65,7 @@ def _encode(text: object) -> bytes:
 def load_weights(
     folder: Path, split: str, files: tuple[Path, ...], scan: Scan, *, lines: int, cache: Path
 ) -> tuple[np.ndarray, str] | None:
-    """Weights of a split of text files, float32, and their digest; None if all pairs count alike."""
+    """Return the pair weights of a split, float32, and their digest; None if the split has no weights."""
     path = find_file(folder, f"{split}.weights")
     if path is not None and scan.weighted:
         raise UserError(f"{files[0]} has a column of weights, but there is {path} too; remove one of them")
@@ -100,7 +104,7 @@ def read_weights(path: Path) -> np.ndarray:
 
 
 def load_documents(folder: Path, split: str, *, lines: int) -> np.ndarray:
-    """Numbers of the documents of a split of text files: another one begins where the id changes."""
+    """Return the document number of each line of a split; a new document starts where the id changes."""
     path = find_file(folder, f"{split}.documents")
     if path is None:
         return np.zeros(lines, np.int32)
@@ -119,7 +123,7 @@ def load_documents(folder: Path, split: str, *, lines: int) -> np.ndarray:
 def drop_weightless(
     split: RawSplit, rows: np.ndarray | None, report: dict[str, Any]
 ) -> tuple[np.ndarray | None, dict[str, Any]]:
-    """Drop pairs of weight 0 from the rows that cleaning has kept (None: all), and report them."""
+    """Drop the pairs of weight 0 from `rows`, which cleaning has kept (None: all), and report them."""
     if split.weights is None:
         return rows, report
     numbers = np.arange(len(split)) if rows is None else np.asarray(rows)
@@ -135,10 +139,10 @@ def drop_weightless(
 
 
 class TextRows:
-    """The rows of one table, of two files of one language each, or of one file of targets.
+    """The rows of one table, of two files with one language each, or of one file of targets.
 
-    Keeps the block of lines that was read last, so that rows in ascending order are read once. A compressed
-    file is read from the last row to the next one. Several threads may read.
+    Caches the last block of lines, so that reading rows in ascending order reads each block once. In a
+    compressed file, reading ahead decompresses all blocks in between. Reading is thread-safe.
     """
 
     def __init__(
@@ -170,7 +174,7 @@ class TextRows:
     def _open(self, number: int) -> list[tuple[bytes, bytes]]:
         if number != self._number:
             last, self._number = self._number, -1  # stays so if an error is raised
-            # To go back in a packed file is to unpack it from its beginning, and so is a jump ahead.
+            # Going back in a compressed file, or reopening it further ahead, decompresses it from its start.
             reads_on = 0 <= last < number and (self._packed or number == last + 1)
             if not reads_on:
                 self._following, last = self._read_from(number), number - 1
@@ -207,9 +211,9 @@ class TextRows:
 def open_parallel_text(
     folder: Path, split: str, languages: tuple[str, str], config: DataConfig, *, name: str, is_train: bool
 ) -> RawSplit:
-    """Count and check the files `folder/split.*`, unless the cache says that they have not changed.
+    """Open the files `folder/split.*` as a split; scan and check the files unless the cache has their scan.
 
-    Weights of pairs are read for the train split, which is the one that may drop pairs.
+    Weights are only read for the train split, since other splits never drop pairs.
     """
     cache = cache_dir(config)
     files = text_files.find_files(folder, split, languages)
@@ -245,7 +249,7 @@ def open_parallel_text(
 
 
 def _read_tag(file: Path) -> dict[str, str]:
-    """Tag before the sources that `backtranslate` made, in any form of the table, as its report says."""
+    """Return the tag of back-translated sources from the report of `backtranslate` next to a train file."""
     try:
         report = json.loads((file.parent / "report.json").read_bytes())
     except (OSError, ValueError, RecursionError):

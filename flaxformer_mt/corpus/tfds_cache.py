@@ -1,4 +1,4 @@
-"""Cache of prepared TFDS data sets, built so that other processes see only complete sets."""
+"""The cache of prepared TFDS data sets, in which other processes see only complete data sets."""
 
 import contextlib
 import io
@@ -25,7 +25,7 @@ def cache_dir(config: DataConfig) -> Path:
 
 
 def compiled_dir() -> Path:
-    """Folder of compiled programs; no config chooses it, since these programs are executed."""
+    """Return the cache folder of compiled programs; no config can change it, since programs are executed."""
     return user_cache_dir() / "compiled"
 
 
@@ -39,9 +39,9 @@ def tfds_dir() -> Path:
 
 
 def match_split(split: str, present: Collection[str]) -> str | None:
-    """The split in `present` that `split` refers to, with its slice; None if there is none.
+    """Find a split, which may have a slice, in `present`; return its name there, or None if it is missing.
 
-    match_split("valid", ["train", "validation"]) is "validation"; "train[:1%]" stays as it is.
+    match_split("valid", ["train", "validation"]) returns "validation"; "train[:1%]" is returned unchanged.
     """
     base, bracket, rest = split.partition("[")
     for name in (base, {"valid": "validation", "validation": "valid"}.get(base, base)):
@@ -56,7 +56,7 @@ def open_split(builder: Any, name: str, split: str) -> tuple[str, Any]:
         raise UserError(f"{name} has no split {split}; it has {', '.join(sorted(builder.info.splits))}")
     try:
         rows = builder.as_data_source(real_split)
-        len(rows)  # ValueError for a negative length, as of [5:3], which TFDS accepts
+        len(rows)  # raises ValueError for a negative length, such as [5:3], which TFDS accepts
     except ValueError as error:
         raise UserError(
             f"{name} has no slice {split}; write a slice as train[:10%] or train[1000:]"
@@ -66,7 +66,7 @@ def open_split(builder: Any, name: str, split: str) -> tuple[str, Any]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress TFDS's output and warnings; keep its progress bars if standard error is a terminal."""
+    """Suppress the output and warnings of TFDS, except progress bars if standard error is a terminal."""
     with contextlib.redirect_stdout(io.StringIO()):
         import tensorflow_datasets as tfds
         from absl import logging
@@ -82,16 +82,16 @@ def quiet() -> Iterator[None]:
 
 
 def build_set(builder: Any) -> None:
-    """Prepare a data set; the error of a full disk has its number."""
+    """Prepare a data set; if the disk is full, raise an OSError with the errno and the path."""
     with name_full_disk(builder.data_dir):
         builder.download_and_prepare()
 
 
 def build_once(make_builder: Callable[[], Any]) -> Any:
-    """The TFDS builder of a data set, which is prepared first if it is missing, by one process at a time.
+    """Return the TFDS builder of a data set, which one process at a time prepares if it is missing.
 
-    TFDS writes to a temporary folder and renames it at the end, so an existing set is complete. The holder of
-    the lock removes the folders of killed processes.
+    TFDS writes to a temporary folder and renames it at the end, so an existing data set is complete. The
+    process that holds the lock removes the temporary folders of killed processes.
     """
     folder = Path(make_builder().data_dir)
     try:

@@ -1,6 +1,6 @@
-"""Translation data sets of TFDS by name, as `wmt14_translate/de-en`: opened, or built where possible.
+"""Translation data sets of TFDS, such as `wmt14_translate/de-en`: opens a data set, or builds it if possible.
 
-Reading a set needs no TensorFlow; building a set does. Imports TFDS, so import this module late.
+Building a data set needs TensorFlow; reading it does not. This module imports TFDS, so import it late.
 """
 
 import difflib
@@ -30,9 +30,9 @@ _ENDS = 1 << 16  # bytes at the start and the end of each shard that enter the d
 
 
 def open_tfds_set(name: str, split: str, *, languages: tuple[str, str], folder: Path) -> RawSplit:
-    """Open one split (or slice, as `train[:1%]`); build a missing set if TensorFlow is installed.
+    """Open one split (or slice, such as `train[:1%]`); build a missing set if TensorFlow is installed.
 
-    Languages are names of the set's features.
+    `languages` are the names of text features of the data set.
     """
     builder = _open_builder(name, folder)
     features = builder.info.features.items()
@@ -82,7 +82,7 @@ def _open_builder(name: str, folder: Path) -> Any:
 
 
 def _find_prepared(folder: Path, match: re.Match[str]) -> Path | None:
-    """Folder of the newest prepared version: `folder/set[/config]/version`; None if there is none."""
+    """Return the folder of the newest prepared version, `folder/set[/config]/version`, or None."""
     set_folder = folder / match["set"] / (match["config"] or "")
     versions = [path.parent for path in set_folder.glob(f"{match['version'] or '*.*.*'}/{_INFO}")]
     return max(versions, key=lambda path: [int(part) for part in path.name.split(".")], default=None)
@@ -119,7 +119,7 @@ def _make_builder(name: str, folder: Path) -> Any:
 
 
 def _unknown(name: str, folder: Path) -> str:
-    """Message with the most similar name; that of a language pair may be in the other direction."""
+    """Describe an unknown name and suggest a similar one, also for the reverse language direction."""
     prepared = {str(path.parent.parent.relative_to(folder)) for path in folder.glob(f"*/*/*.*.*/{_INFO}")}
     configs = [(each, config) for each in _FAMILIES for config in tfds.builder_cls(each).builder_configs]
     known = {f"{each}/{'-'.join(pair.split('-')[::-1])}": f"{each}/{pair}" for each, pair in configs}
@@ -132,7 +132,10 @@ def _unknown(name: str, folder: Path) -> str:
 
 
 def _identify(folder: Path) -> str:
-    """Digest of a prepared set, wherever it is stored: its info, and size, start and end of each shard."""
+    """Return a digest of a prepared set: of its info, and of the size, start and end of each shard.
+
+    The digest does not depend on the folder.
+    """
     content = hashlib.blake2b(read_file(folder / _INFO), digest_size=16)
     for path in sorted(folder.glob("*.array_record-*")):
         size = path.stat().st_size

@@ -1,8 +1,8 @@
-"""Word alignments of sentence pairs: IBM model 1, then an HMM, by EM; and their files.
+"""Aligns the words of sentence pairs by IBM model 1 and then an HMM, both trained by EM; reads alignments.
 
-Both models (Brown et al. 1993; Vogel et al. 1996, with the empty word of Och and Ney 2003) take sentences
-as numbers: words for `align`, pieces for a shortlist. Two directions are joined by grow-diag-final-and
-(Koehn et al. 2003). If combinations of words are too many, the rarest are given up.
+Sources: Brown et al. (1993) for model 1, Vogel et al. (1996) for the HMM, Och and Ney (2003) for its empty
+word. Sentences are ids of words for `align`, or of subwords for a shortlist. The two directions are combined
+by grow-diag-final-and (Koehn et al. 2003). Above 30 million word combinations, the rarest are dropped.
 """
 
 import functools
@@ -20,7 +20,7 @@ from flaxformer_mt.corpus.text_files import load_or_scan, read_lines
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.unicode_text import MARKS, spell, split_words
 
-# Cells of a block [N, T, S], the unit of the computation; cells of all blocks that are kept in memory.
+# Maximum number of cells of a block [N, T, S], the unit of computation, and of all blocks kept in memory.
 _BLOCK, _KEPT = 1 << 17, 1 << 28
 # Different combinations of a source and a target word that are kept in memory.
 _MOST_KEYS = 30_000_000
@@ -28,13 +28,13 @@ _MOST_KEYS = 30_000_000
 _EMPTY = 0.1
 # Jumps longer than this share one probability.
 _LONGEST_JUMP = 15
-# Weight of one occurrence of every jump and of a hundredth of one of every combination of words.
+# Added to the expected count of every jump; a hundredth is added to the count of every word combination.
 _SMOOTHING = 0.01
 _NEIGHBORS = [step for step in itertools.product((-1, 0, 1), repeat=2) if step != (0, 0)]
 
 
 class _Block(NamedTuple):
-    """Pairs of similar lengths: indices [N], places of combinations in the lexicon [N, T, S], lengths [N]."""
+    """N pairs of similar lengths: their indices and lengths [N], and `places` [N, T, S] in the lexicon."""
 
     pairs: np.ndarray
     places: np.ndarray
@@ -45,12 +45,12 @@ class _Block(NamedTuple):
 class Lexicon:
     """Probabilities of target words given source words, learned by IBM model 1.
 
-    keys: the combinations that occur in a pair, as source * width + target, ascending. probabilities: of each
-    key, and then of a combination that was given up, and of padding.
+    keys: the word combinations that occur in a pair, as source * width + target, ascending. probabilities: of
+    each key; the last two entries are for a dropped combination and for padding.
     """
 
     def __init__(self, source: Side, target: Side, rows: np.ndarray, *, empty: bool, passes: int) -> None:
-        """Learn from the pairs `rows`; `empty` adds word 0 to the end of each source."""
+        """Learn from the pairs `rows` in `passes` EM iterations; `empty` appends word 0 to each source."""
         self._sides, self._empty = (source, target), empty
         self._width = int(target.tokens.max(initial=0)) + 1
         lengths = np.stack([target.lengths[rows], source.lengths[rows]]).astype(np.int64)
@@ -76,11 +76,11 @@ class Lexicon:
         return np.divmod(self.keys, self._width)
 
     def blocks(self) -> Iterator[_Block]:
-        """Yield the pairs, read anew if they are too many to keep."""
+        """Yield the blocks of pairs; blocks that do not fit in memory are built again on each call."""
         yield from self._blocks or map(self._read, self._groups)
 
     def count(self, block: _Block, weights: np.ndarray) -> np.ndarray:
-        """Sum weights [N, T, S] of the places of a block by combination."""
+        """Sum the weights [N, T, S] of a block by word combination."""
         return np.bincount(block.places.ravel(), weights.ravel(), minlength=len(self.probabilities))
 
     def update(self, counts: np.ndarray) -> None:
@@ -101,7 +101,7 @@ class Lexicon:
         return keys
 
     def _code(self, group: np.ndarray) -> np.ndarray:
-        """Code the combinations of pairs [N, T, S] as source * width + target, -1 for padding."""
+        """Return the word combinations of pairs [N, T, S] as source * width + target, -1 for padding."""
         sources, targets = (_pad(side, group) for side in self._sides)
         if self._empty:
             sources = np.pad(sources, ((0, 0), (0, 1)))
@@ -131,11 +131,11 @@ def align_corpus(
     intersect: bool = False,
     say: Callable[[str], object] = lambda text: None,
 ) -> list[np.ndarray]:
-    """Align the words of sentence pairs; return for each the points [K, 2] of source and target positions.
+    """Align the words of sentence pairs; return the (source, target) positions [K, 2] of each pair.
 
-    Case is ignored, and so are the marks around a word. Points are sorted by target position, then by source
-    position. `iterations`: of model 1 and of the HMM, in each direction; `intersect`: only the points of both
-    directions, which are fewer and more often right; `say` receives a line about each step.
+    Case and the punctuation around a word are ignored. Points are sorted by target, then by source position.
+    `iterations`: number of EM iterations of model 1 and of the HMM, in each direction. `intersect`: return
+    only points that both directions have, which are fewer and more precise. `say` receives progress messages.
     """
     source, target = map(_number, zip(*pairs, strict=True)) if (pairs := list(pairs)) else (_number([]),) * 2
     links = []
@@ -150,7 +150,7 @@ def align_corpus(
 
 
 def _number(sentences: Sequence[Sequence[str]]) -> Side:
-    """Give each different word a number from 1, without case and the marks around it; 0: the empty word."""
+    """Number the distinct words from 1, ignoring case and the marks around a word; 0 is the empty word."""
     numbers: dict[str, int] = {}
 
     @functools.lru_cache(maxsize=1 << 16)
@@ -164,7 +164,7 @@ def _number(sentences: Sequence[Sequence[str]]) -> Side:
 
 
 def _align_direction(source: Side, target: Side, iterations: tuple[int, int]) -> list[np.ndarray]:
-    """Source position of each target word, -1 for none, of each pair."""
+    """Return, for each pair, the source position of each target word; -1 for none."""
     rows = np.arange(len(source.lengths))
     lexicon = Lexicon(source, target, rows, empty=True, passes=iterations[0])
     jumps = np.ones(2 * _LONGEST_JUMP + 1) / (2 * _LONGEST_JUMP + 1)
@@ -188,10 +188,11 @@ def _align_direction(source: Side, target: Side, iterations: tuple[int, int]) ->
 def _read_hmm(block: _Block, likely: np.ndarray, jumps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Run the forward-backward algorithm over a block.
 
-    A state is a source position, and whether the target word has that source word or the empty one; a jump
-    starts from the position of the last state. `likely` are probabilities [N, T, S + 1] of the target words
-    given the source words, at last the empty one; `jumps` those of each width. Returns the probabilities
-    [N, T, S + 1] of the source words of each target word, and the expected number of jumps of each width.
+    A state is a source position, and whether the target word is aligned to the word there or to the empty
+    word. A jump starts from the position of the previous state. `likely` [N, T, S + 1] are the probabilities
+    of target words given source words, of which the last is the empty word; `jumps` are the probabilities of
+    jump widths. Returns the posterior probabilities [N, T, S + 1] of the source words of each target word,
+    and the expected number of jumps of each width.
     """
     steps, size = likely.shape[1], likely.shape[2] - 1
     real = np.arange(steps) < block.target_lengths[:, None]  # [N, T]
@@ -233,11 +234,12 @@ def _intersect(forward: np.ndarray, backward: np.ndarray) -> np.ndarray:
 
 
 def symmetrize(forward: np.ndarray, backward: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """Join two directions of sizes `shape` by grow-diag-final-and; return points [K, 2].
+    """Combine the alignments of two directions by grow-diag-final-and; return points [K, 2].
 
-    forward[t] is the source position of target word t, -1 for none, and backward likewise. Starts from the
-    points in both, adds neighboring points (also diagonal ones) that one of them has and whose source or
-    target word is still free, and then points of either whose words are both free.
+    forward[t] is the source position of target word t, backward[s] the target position of source word s; -1:
+    none. `shape`: numbers of source and target words. Starts from the points that both directions have. Then
+    adds neighboring points (also diagonal ones) of either direction whose source or target word is not yet
+    aligned, and finally points of either direction of which neither word is aligned.
     """
     forward_points = [(int(s), t) for t, s in enumerate(forward) if s >= 0]
     backward_points = [(s, int(t)) for s, t in enumerate(backward) if t >= 0]
@@ -269,7 +271,10 @@ _FORMAT = 2
 
 
 def load_links(path: Path, split: RawSplit, *, may_drop: bool, cache: Path) -> WordLinks:
-    """Alignments of all rows of a split, cached; `may_drop` surplus lines, as of the text."""
+    """Read the word alignments of all rows of a split from a file, or load them from the cache.
+
+    `may_drop`: whether the file may have surplus lines, which are then ignored.
+    """
     if not path.is_file():
         raise UserError(
             f"there are no alignments {path} (data.alignments); make them with `align`, or with eflomal or "
@@ -289,7 +294,7 @@ def load_links(path: Path, split: RawSplit, *, may_drop: bool, cache: Path) -> W
 
 
 def _read(path: Path, split: RawSplit) -> dict[str, np.ndarray]:
-    """The points int32 [N, 2], and the offsets int64 [rows + 1] of each row's points."""
+    """Return the points of all rows, int32 [N, 2], and the offsets of the points of each row, int64."""
     points: list[np.ndarray] = []
     counts = np.zeros(len(split) + 1, np.int64)
     for row, (line, sizes) in enumerate(zip(read_lines(path), _count_words(split), strict=False)):

@@ -1,7 +1,7 @@
-"""Candidates: translations of a source by any system, and what is wrong with those that are no translation.
+"""Reads candidate translations of any system, and finds answers that are not translations.
 
-Contains the formats of files, and the rules: phrases of language models (answer_phrases.toml), and scripts
-and words that a side of the file does not have.
+The checks look for typical phrases of language models (answer_phrases.toml), and for scripts and words that
+do not occur on the target side of the file.
 """
 
 import collections
@@ -19,36 +19,41 @@ from flaxformer_mt.text_io.pair_table import PairRules
 from flaxformer_mt.unicode_text import count_scripts, find_script, is_blank
 
 PHRASES = Path(__file__).with_name("answer_phrases.toml")
-# Marks around a whole answer that its source does not have: they are taken away, as is a preamble.
+# Pairs of marks that are removed if they enclose a whole answer, and its source begins with no such mark.
 _WRAPS = "``` ``` ** ** ` ` \" \" “ ” „ “ „ ” « » » « ‘ ’ ' ' 「 」 『 』".split()
 _COLON = re.compile(r"[:：]\**\s*")
-# Scripts without spaces, and Hangul: their letters are compared; of words the beginnings, in which inflected
-# forms are alike. No letter of another script is before a word.
+# Scripts without spaces, and Hangul: their single letters are compared. Of words in other scripts, the first
+# five letters are compared, which most inflected forms share.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3"
 _LETTER = rf"[^\W\d_{_UNSPACED}]"
 _BEGIN = rf"(?<!{_LETTER})"
 _WORD = re.compile(rf"[{_UNSPACED}]|{_BEGIN}{_LETTER}{{1,5}}")
-# The most characters of a preamble, and the fewest of a source that stands in no translation by chance.
+# Maximum length of a preamble, and minimum length of a source that no translation contains by chance, in
+# characters.
 _PREAMBLE, _LONG = 120, 20
-# Of a text in another language, the fewest words, and the share of them that the side may know; the fewest
-# lines to know a side by.
+# A text is in another language if it has _FEWEST_WORDS words and the share of words known on its side is
+# below _KNOWN; this is only checked if the sample has _FEWEST_LINES lines.
 _FEWEST_WORDS, _KNOWN, _FEWEST_LINES = 4, 0.15, 200
-# Of several answers to a source: the fewest, the share of its rare words that an answer has in common with
-# others; in how many lines a phrase stands at an edge that is in no other answer, and in which share of all.
+# Answers to a source are compared with each other if there are _FEWEST_ANSWERS. An answer must share _SHARED
+# of its rare words with the others. A phrase at an edge of an answer is a remark if, in _RECURRING lines and
+# in the share _ALONE of its lines, no other answer has it.
 _FEWEST_ANSWERS, _SHARED, _RECURRING, _ALONE = 3, 0.25, 3, 0.8
-# The beginning (0) or the end (1) of an answer, and words there.
+# The start (0) or the end (1) of an answer, followed by the words there.
 Edge = tuple[int | str, ...]
 
 
 class Candidates(NamedTuple):
-    """A source, and its translations in the order of their system."""
+    """A source and its candidate translations, in the order in which the system gave them."""
 
     source: str
     texts: Sequence[str]
 
 
 def read_candidates(lines: Iterable[str], path: str, *, first_line: int = 1) -> Iterator[Candidates]:
-    """Yield the candidates of each line: an object of JSON in FILE.jsonl, otherwise columns."""
+    """Yield the candidates of each line, which is a JSON object if `path` ends in .jsonl, or tab-separated.
+
+    Raises UserError, with the path and the line number, for an invalid line.
+    """
     for number, line in enumerate(lines, start=first_line):
         try:
             if path.endswith(".jsonl"):
@@ -81,7 +86,10 @@ def _read_rules() -> list[dict[str, Any]]:
 
 
 def find_phrase(source: str, answer: str) -> tuple[str, bool]:
-    """Return the problem of an answer's phrases, or "", and whether they are a preamble up to a colon."""
+    """Return the problem that the phrases of an answer indicate, or "", and whether it is a preamble.
+
+    A preamble ends in a colon and can be removed.
+    """
     source, answer = (text.lower().replace("’", "'").lstrip("¡ ") for text in (source, answer))
     colons = [match.start() for match in _COLON.finditer(answer)]
     is_new = len(colons) > len(_COLON.findall(source)) and colons[0] <= _PREAMBLE
@@ -94,7 +102,7 @@ def find_phrase(source: str, answer: str) -> tuple[str, bool]:
 
 
 def unwrap(source: str, answer: str) -> str:
-    """Take away quotes, fences and other marks around a whole answer, unless its source begins with some."""
+    """Remove quotes, fences and other marks around a whole answer, unless its source begins with a mark."""
     answer = re.sub(r"\A```\w*\n(.*)\n```\Z", r"\1", answer.strip(), flags=re.S).strip()
     for begin, end in zip(_WRAPS[::2], _WRAPS[1::2], strict=True):
         inner = answer[len(begin) : -len(end)]
@@ -105,11 +113,11 @@ def unwrap(source: str, answer: str) -> str:
 
 
 class AnswerChecks:
-    """Finds what is no translation; a sample of lines shows which scripts and words each side has."""
+    """Finds answers that are not translations, given a sample of lines with the usual scripts and words."""
 
     def __init__(self, sample: Iterable[Candidates], rules: PairRules) -> None:
         self._rules, self._lines, scripts = rules, 0, collections.Counter[str]()
-        # In how many lines a word is; of several translations, each counts as a part of its line.
+        # The number of lines with each word; with n translations per line, each counts as 1 / n.
         of_sources, of_texts = collections.Counter[str](), collections.defaultdict[str, float](float)
         seen, alone = collections.Counter[Edge](), collections.Counter[Edge]()
         for source, texts in sample:
@@ -126,14 +134,17 @@ class AnswerChecks:
         if "HIRAGANA" in self._scripts:
             self._scripts |= {"KATAKANA", "CJK"}
         self._lines_with = of_texts
-        # The words of several lines, but for those that the other side has far more often.
+        # Words that occur in at least two lines, except those that the other side has far more often.
         self._known = [
             {word for word, count in side.items() if count >= 2 and 2 * count >= other.get(word, 0)}
             for side, other in ((of_sources, of_texts), (of_texts, of_sources))
         ]
 
     def clean_all(self, source: str, answers: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Return texts and problems as `clean`; of three or more, also by what the others have in common."""
+        """Return the texts and problems of all answers to a source, as `clean` does for one answer.
+
+        Three or more answers are also compared with each other, to find outliers and remarks.
+        """
         cleaned = [self.clean(source, answer) for answer in answers]
         texts, problems = [text for text, _ in cleaned], [problem for _, problem in cleaned]
         numbers = [number for number, problem in enumerate(problems) if not problem]
@@ -149,7 +160,7 @@ class AnswerChecks:
         return texts, problems
 
     def clean(self, source: str, answer: str) -> tuple[str, str]:
-        """Return the text of an answer, without marks around it and a preamble, and its problem or ""."""
+        """Return the text of an answer without enclosing marks and preamble, and its problem or ""."""
         text = unwrap(source, answer)
         problem, has_preamble = self._find_problem(source, text)
         if has_preamble:
@@ -172,7 +183,10 @@ class AnswerChecks:
         return self._find_other_side(source, text) or plain, False
 
     def _find_other_side(self, source: str, text: str) -> str:
-        """Return script or language if those of its side are others, as far as one can tell; otherwise ""."""
+        """Return "script" or "language" if the text is in another script or language than the target side.
+
+        Returns "empty" for a text without letters and digits whose source has words, and "" otherwise.
+        """
         letters = [find_script(letter) for word in text.split() if word not in source for letter in word]
         other = [script not in self._scripts for script in letters if script]
         if self._scripts and 2 * sum(other) > len(other):
@@ -191,9 +205,10 @@ def _find_words(text: str) -> set[str]:
 
 
 def _compare(texts: Sequence[str]) -> Iterator[tuple[set[str], set[str], set[Edge], set[Edge]]]:
-    """Yield the words of each text, and of all others; its edges, and those that no other text has.
+    """Yield, for each text, its words, the words of all other texts, its edges, and its unique edges.
 
-    Edges are the first word with marks, the first two and last two words.
+    Edges are the first two words, the last two words, and the first word if it has punctuation. An edge is
+    unique if no other text has any of its words.
     """
     sets = [_find_words(text) for text in texts]
     for number, text in enumerate(texts):

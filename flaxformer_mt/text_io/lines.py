@@ -1,8 +1,7 @@
-"""Input and output of text with one sentence per line, as byte streams.
+"""Reads and writes text with one sentence per line.
 
-Contains the definition of a line (the text between two line feeds; no other character ends a line), the
-windows of lines that arrive in their own time, and the rule that an output file gets its final name once it
-is complete.
+Only a line feed ends a line. Lines that arrive from a pipe are grouped into windows, which close after about
+five seconds at most. An output file gets its final name when it is complete.
 """
 
 import collections
@@ -26,19 +25,19 @@ STANDARD = "-"
 # Bytes to read at a time when the lines of a file are counted.
 _BLOCK_BYTES = 1 << 20
 
-# Seconds without another line after which a window of arriving lines closes, and seconds after which it
-# closes although lines keep coming.
+# A window of arriving lines closes after _PAUSE seconds without another line, and at the latest after
+# _LONGEST_WAIT seconds.
 _PAUSE, _LONGEST_WAIT = 0.5, 5.0
 
 Item = TypeVar("Item")
 
-# The largest number of line numbers that a message lists.
+# Maximum number of line numbers in a message.
 _NAMED_LINES = 10
 
 
 @contextlib.contextmanager
 def open_input(path: str, what: str = "input") -> Iterator[BinaryIO]:
-    """Open a file for reading, or standard input for `-`. Raises UserError if it is absent or a folder."""
+    """Open a file for reading, or standard input for `-`; raise UserError unless it is a regular file."""
     if path == STANDARD:
         yield sys.stdin.buffer
         return
@@ -52,7 +51,7 @@ def open_input(path: str, what: str = "input") -> Iterator[BinaryIO]:
 def _why_not_a_file(file: Path) -> str:
     if file.is_dir():
         return "is a folder; give a file, or - for standard input"
-    if file.exists():  # a pipe, which could be read only once
+    if file.exists():  # such as a pipe, which can be read only once
         return "is no regular file; give one, or - for standard input"
     return f"does not exist{suggest_sibling(file)}"
 
@@ -82,7 +81,7 @@ def read_lines(
 
 
 class Text(NamedTuple):
-    """The lines of an open file; `is_ready` of a pipe tells whether another line has arrived."""
+    """The lines of an open file; for a pipe, `is_ready` returns whether another line has arrived."""
 
     lines: Iterator[str]
     is_ready: Callable[[], bool] | None
@@ -92,7 +91,7 @@ class Text(NamedTuple):
 def open_lines(
     path: str, what: str = "input", *, invalid_utf8: Literal["refuse", "replace"]
 ) -> Iterator[Text]:
-    """Open a file, or standard input for `-`, and yield its lines, as `read_lines` does."""
+    """Open a file, or standard input for `-`, and yield its lines as `read_lines` does."""
     with open_input(path, what) as stream:
         arriving = watch_arrival(stream)
         lines = read_lines(arriving or stream, name=path, invalid_utf8=invalid_utf8)
@@ -100,10 +99,10 @@ def open_lines(
 
 
 class ArrivingLines:
-    """Iterates over the lines of a pipe, terminal or socket, and tells whether another line has arrived."""
+    """Iterates over the lines of a pipe, terminal or socket; `is_ready` checks for another line."""
 
     def __init__(self, descriptor: int) -> None:
-        """Read from the descriptor, which no one else reads."""
+        """Read from the file descriptor, which nothing else must read."""
         self._descriptor = descriptor
         self._lines: collections.deque[bytes] = collections.deque()
         self._beginning: list[bytes] = []  # of the next line
@@ -120,7 +119,7 @@ class ArrivingLines:
         return self._lines.popleft()
 
     def is_ready(self) -> bool:
-        """Wait for half a second at most; return whether the next line, or the end, has arrived."""
+        """Wait for up to half a second; return whether the next line, or the end, has arrived."""
         deadline = time.monotonic() + _PAUSE
         while not self._lines and not self._ended:
             if not self._read(max(0.0, deadline - time.monotonic())):
@@ -128,7 +127,7 @@ class ArrivingLines:
         return True
 
     def _read(self, seconds: float | None) -> bool:
-        """Read what is there, once; return False if nothing arrives in this time."""
+        """Read available bytes once; return False if no bytes arrive within `seconds` (None: wait)."""
         if not select.select([self._descriptor], [], [], seconds)[0]:
             return False
         block = os.read(self._descriptor, _BLOCK_BYTES)
@@ -145,10 +144,10 @@ class ArrivingLines:
 
 
 def watch_arrival(stream: BinaryIO) -> ArrivingLines | None:
-    """Return the lines of a stream that may pause; None for a file and for a stream without descriptor."""
+    """Return the arriving lines of a pipe, terminal or socket; None for a file or an in-memory stream."""
     try:
         descriptor = stream.fileno()
-    except OSError:  # made of bytes
+    except OSError:  # an in-memory stream
         return None
     return None if stat.S_ISREG(os.fstat(descriptor).st_mode) else ArrivingLines(descriptor)
 
@@ -156,10 +155,10 @@ def watch_arrival(stream: BinaryIO) -> ArrivingLines | None:
 def take_windows(
     items: Iterable[Item], size: int, is_ready: Callable[[], bool] | None
 ) -> Iterator[list[Item]]:
-    """Yield windows of `size` items; shorter ones at the end, and when the next item is not ready.
+    """Yield lists of `size` items, or fewer at the end and when the next item is not ready.
 
-    What goes wrong with an item is raised after the items before it. `is_ready` is as that of
-    `ArrivingLines`, and a window of items that keep coming closes after five seconds; None: all are ready.
+    `is_ready` is a function like `ArrivingLines.is_ready`; with it, a list has the items of at most about
+    five seconds. None: all items are ready. An error is raised after the items before it are yielded.
     """
     problems: list[Exception] = []
 
@@ -183,7 +182,7 @@ def take_windows(
 
 
 def count_lines(path: str) -> int | None:
-    """Count the lines that `read_lines` yields; None if they can be read only once, as in standard input."""
+    """Count the lines of a file as `read_lines` does; None for standard input, a pipe or a missing file."""
     file = Path(path).expanduser()
     if path == STANDARD or not file.is_file():
         return None
@@ -198,26 +197,29 @@ def count_lines(path: str) -> int | None:
 def open_output(path: str) -> Iterator[Callable[[str], None]]:
     """Yield a function that writes one line to a file, device or pipe, or to standard output for `-`.
 
-    A file is called FILE.partial until it is complete, and FILE afterwards: a file whose name lacks
-    .partial is always complete. A link is followed; a device or a pipe is written to as it is.
+    A file is named FILE.partial until it is complete, so that FILE is always complete. The target of a link
+    is written; devices and pipes are written directly.
     """
     if path == STANDARD:
         yield _write_to(sys.stdout.buffer, "standard output")
         return
     file = check_output(path)
     if is_device(path):
-        with name_full_disk(path), file.open("wb") as stream:  # closing it writes again what did not fit
+        with name_full_disk(path), file.open("wb") as stream:  # closing it retries the bytes that did not fit
             yield _write_to(stream, path)
         return
     partial = partial_of(file)
     with name_full_disk(partial), open_locked(partial) as stream:
         stream.truncate()
         yield _write_to(stream, str(partial))
-        os.replace(partial, file)  # while it is locked
+        os.replace(partial, file)  # while the file is locked
 
 
 def open_locked(path: Path) -> BinaryIO:
-    """Open a file for reading and writing, without changing it, and lock it until it is closed."""
+    """Open a file for reading and writing, without changing its content, and lock it until it is closed.
+
+    Raises UserError if another process has locked the file.
+    """
     try:
         return file_lock.open_locked(path)
     except BlockingIOError:
@@ -233,15 +235,16 @@ def open_locked(path: Path) -> BinaryIO:
 
 
 def check_output(path: str, *, inputs: Sequence[str | None] = ()) -> Path:
-    """Return the path of an output file, device or pipe; a link to a file is followed.
+    """Check the path of an output file, device or pipe; return the path with links to files resolved.
 
-    inputs: paths of the files that are read while the output is written; `-` and None are skipped.
+    Raises UserError if the output cannot be written, or is one of `inputs`, the files that are read meanwhile
+    (`-` and None are skipped).
     """
     file = Path(path).expanduser()
     if is_device(path):
         return file
     if file.is_symlink():
-        file = Path(os.path.realpath(file))  # the finished file gets its name, and must not replace the link
+        file = Path(os.path.realpath(file))  # the finished file is renamed, and must not replace the link
     if not file.parent.is_dir():
         raise UserError(f"output folder {file.parent} does not exist; create it with mkdir -p {file.parent}")
     if file.is_dir():
@@ -259,7 +262,7 @@ def check_output(path: str, *, inputs: Sequence[str | None] = ()) -> Path:
 
 
 def check_writable(folder: Path) -> None:
-    """Check, before work begins, that files can be made in an output folder, which may be created first."""
+    """Raise UserError unless files can be written to an output folder, which need not exist yet."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
         raise UserError(f"output folder {folder}: {existing} is a file; give another path")
@@ -271,15 +274,16 @@ def check_writable(folder: Path) -> None:
 
 
 def is_device(path: str) -> bool:
-    """Return whether a path is an existing device, pipe or socket, or a link to one: no file can take its
-    place.
+    """Return whether a path is an existing device, pipe or socket, or a link to one.
+
+    A regular file must not replace these.
     """
     file = Path(path).expanduser()
     return file.exists() and not file.is_file() and not file.is_dir()
 
 
 def partial_of(file: Path) -> Path:
-    """Return the name that an output file has until it is complete."""
+    """Return the path FILE.partial, which an output file has until it is complete."""
     return file.with_name(file.name + ".partial")
 
 
@@ -292,13 +296,13 @@ def _write_to(stream: BinaryIO, name: str) -> Callable[[str], None]:
     def write(line: str) -> None:
         with name_full_disk(name):
             stream.write(line.encode("utf-8", errors="replace") + b"\n")
-            stream.flush()  # the reader of a pipe gets each line at once
+            stream.flush()  # the reader of a pipe receives each line immediately
 
     return write
 
 
 def format_line_numbers(numbers: Sequence[int]) -> str:
-    """Format line numbers for messages, at most ten: [3] gives "line 3", [3, 5] gives "lines 3, 5"."""
+    """Format at most ten line numbers for a message: [3] gives "line 3", [3, 5] gives "lines 3, 5"."""
     named = ", ".join(map(str, numbers[:_NAMED_LINES]))
     more = len(numbers) - _NAMED_LINES
     return f"line{'s' * (len(numbers) > 1)} {named}" + (f" and {more} more" if more > 0 else "")

@@ -1,7 +1,7 @@
-"""A table of made sentence pairs, as data.dataset=parallel_text@DIR reads it: DIR/train.tsv with a report.
+"""Writes generated sentence pairs as DIR/train.tsv, which data.dataset=parallel_text@DIR reads, and a report.
 
-Contains the rules by which pairs are left out. The table is a function of its pairs and is written at once,
-so that a killed command writes the same bytes when it is run again.
+Contains the rules by which pairs are dropped. The table depends only on the pairs and is written when they
+are complete, so that a command that is killed and run again writes the same bytes.
 """
 
 import dataclasses
@@ -20,14 +20,14 @@ from flaxformer_mt.config.field_values import at_least
 from flaxformer_mt.scoring.score_filters import ScoreFilter, read_filters
 from flaxformer_mt.unicode_text import find_script, is_blank, lacks_spaces
 
-# Lengths of sequences that count as repeated: of words, and of letters in scripts without spaces.
+# Lengths of repeated sequences: in words, and in letters for scripts without spaces.
 _WORDS, _LETTERS = range(1, 5), range(2, 25)
 TABLE, DOCUMENTS, REPORT = "train.tsv", "train.documents", "report.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairRules:
-    """Which pairs are left out."""
+    """Rules that decide which pairs are left out."""
 
     # ---- pairs that are left out ----
 
@@ -38,7 +38,7 @@ class PairRules:
     # Leave out pairs whose source or target repeats the same one to four words (in scripts without spaces, 2
     # to 24 letters) more than this many times in a row.
     max_repetitions: Annotated[int, at_least(1)] = 3
-    # Keep pairs whose source and target are equal, apart from case.
+    # Keep pairs whose source and target are equal except for case.
     copies: bool = False
     # Conditions that pairs must meet, separated by commas: NAME>=SCORE (a threshold) or NAME best 80% (a
     # share), where --scorer defines NAME, a scorer of sources and targets. Empty: none.
@@ -68,9 +68,10 @@ def _plain(text: str) -> str:
 
 
 def count_repetitions(text: str) -> int:
-    """How often, at most, the same one to four words follow each other: "a b a b a b c" has 3 of "a b".
+    """Return the largest number of consecutive repetitions of one to four words: 3 for "a b a b a b c".
 
-    In scripts without spaces between words, the same 2 to 24 letters, whatever is between them.
+    In scripts without spaces between words, repetitions of 2 to 24 letters are counted, ignoring other
+    characters between them.
     """
     if lacks_spaces([text]):
         units: Sequence[str] = [letter for letter in text if find_script(letter)]
@@ -79,7 +80,7 @@ def count_repetitions(text: str) -> int:
         units, sizes = text.split(), _WORDS
     most = 1 if units else 0
     for size in sizes:
-        run = 0  # of units that are equal to the one `size` before
+        run = 0  # number of consecutive units that equal the unit `size` positions earlier
         for unit, before in zip(units[size:], units, strict=False):
             run = run + 1 if unit == before else 0
             most = max(most, 1 + run // size)
@@ -96,11 +97,13 @@ def write_table(
     weight: float | None = None,
     ids: Iterable[str] | None = None,
 ) -> dict[str, Any]:
-    """Write the pairs that the rules keep; return what the report says of them, as JSON values.
+    """Write the pairs that the rules keep to `folder`; return the entries for the report, as JSON values.
 
-    `direction` has the languages of the pairs. `tag` comes before each source, and the rules do not see it;
-    `weight` is that of each pair in the loss, as a third column. `ids` are those of the documents of all
-    pairs, for DOCUMENTS; None: there is no such file.
+    Args:
+      direction: the languages of the pairs.
+      tag: precedes each source in the table; the rules are applied without it.
+      weight: weight of each pair in the loss, written as a third column. None: no such column.
+      ids: document id of each pair, for the file train.documents. None: no such file.
     """
     filters = read_filters(rules.clean_scores, "--clean_scores")
     counts = dict.fromkeys(("lines", "pairs"), 0)
@@ -131,12 +134,12 @@ def write_table(
     values = {field.name: getattr(rules, field.name) for field in dataclasses.fields(PairRules)}
     if not filters:
         del values["clean_scores"]
-    values["max_length_ratio"] = values.pop("pair_length_ratio")  # as reports have always named it
+    values["max_length_ratio"] = values.pop("pair_length_ratio")  # its name in all reports
     return {**counts, "dropped": dropped, "tag": tag, "rules": values}
 
 
 def _filter_table(table: Path, chosen: ScoreFilter, prefix: str, direction: Direction) -> int:
-    """Leave out the rows of a table that a score does not keep; return their number."""
+    """Remove the rows that a score filter does not keep from a table; return the number of removed rows."""
     with table.open(encoding="utf-8", newline="\n") as file:
         rows = (line.rstrip("\n").split("\t") for line in file)
         pairs = ((source.removeprefix(prefix), target) for source, target, *_ in rows)
@@ -149,9 +152,10 @@ def _filter_table(table: Path, chosen: ScoreFilter, prefix: str, direction: Dire
 
 
 def _take_places(table: Path, documents: Path) -> None:
-    """Move the last column, line and document of each row, to a file: the line with which a document begins.
+    """Move the last column of a table (line and document of each row) to the file `documents`.
 
-    It ends where a line was left out, too: no line is read after another one than that which stood before it.
+    The file has, for each row, the number of the first line of its document as the document id. A document
+    also ends where a line was left out, so that the context of a line is what originally preceded it.
     """
     better, first, following = table.with_suffix(".placed"), b"", (0, b"")
     with table.open("rb") as rows, better.open("wb") as output, documents.open("wb") as file:
@@ -166,10 +170,10 @@ def _take_places(table: Path, documents: Path) -> None:
 
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:
-    """Write the report beside the table, as the sign that all is done."""
+    """Write the report next to the table; its presence shows that the table is complete."""
     write_atomically(folder / REPORT, (json.dumps(report, indent=2) + "\n").encode())
 
 
 def _one_cell(text: str) -> str:
-    """Return the text without characters that end a cell or a line of a table."""
+    """Return the text with a space for each run of characters that end a cell or a line of a table."""
     return re.sub("[\t\r\n]+", " ", text).strip(" ")

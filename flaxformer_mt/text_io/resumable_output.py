@@ -1,17 +1,16 @@
-"""A resumable output file: an interrupted and resumed program writes the same bytes as an uninterrupted one.
+"""A resumable output file: an interrupted and resumed command writes the same bytes as an uninterrupted one.
 
-Contains the two files that are kept until the output is complete, and the check that a resumed run has the
-same inputs and options:
+Until the output is complete, there are two files, by which a resumed command checks that its inputs and
+options are the same:
 
     FILE.partial       complete lines, and possibly the beginning of one more
     FILE.partial.json  the record: numbers of valid bytes and input lines, digests of both, and options
 
-With `keep`, the record of a complete output stays beside it, as FILE.json: a later command with the same
-inputs and options finds its work done.
+Both files are updated together after every `step` input lines. A resumed command therefore processes the same
+groups of lines as an uninterrupted one, with the same floating-point rounding and the same output.
 
-Both are updated together after every `step` input lines. A resumed run therefore processes the same groups of
-lines as an uninterrupted one, with the same floating-point rounding and the same bytes. A process that writes
-FILE.partial locks it; the lock ends with the process, however it ends.
+With `keep`, the record of a complete output stays next to it as FILE.json, so that a later command with the
+same inputs and options has nothing to do. A process that writes FILE.partial locks it until the process ends.
 """
 
 import hashlib
@@ -27,13 +26,13 @@ from flaxformer_mt.config.files import read_json_object
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import check_output, open_locked, partial_of
 
-# How to go on if an unfinished output file cannot be resumed.
+# The remedy, in errors, if an unfinished output file cannot be resumed.
 START_OVER = "give --overwrite instead of --resume to start over"
 
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of an unfinished output file after a multiple of `step` input lines."""
+    """The state of an unfinished output file after a multiple of `step` input lines."""
 
     # The options that determine the output, by name.
     origin: dict[str, Any]
@@ -48,7 +47,7 @@ class Record:
     inputs: dict[str, str]
 
     def check_origin(self, origin: Mapping[str, Any], step: int, output: Path) -> None:
-        """Raise UserError if a command with this origin and step would write another output."""
+        """Raise UserError unless a command with this origin and step would write the same output."""
         now, then = {**origin, "step": step}, self.origin | {"step": self.step}
         differing = [
             f"{name}: {_show(now, name)} now, {_show(then, name)} for {output}"
@@ -63,12 +62,12 @@ def _show(values: Mapping[str, Any], name: str) -> str:
     return json.dumps(values[name], ensure_ascii=False) if name in values else "absent"
 
 
-# The types of its values; numbers are not negative.
+# The types of the values of a record; numbers are not negative.
 _KINDS = {"origin": dict, "step": int, "lines": int, "bytes": int, "digest": str, "inputs": dict}
 
 
 def read_record(file: Path) -> Record:
-    """Read a record. Raises ValueError, whose message says what is wrong with the file."""
+    """Read a record; raise ValueError, with the reason, if the file is missing or damaged."""
     try:
         found = read_json_object(file)
     except OSError as error:
@@ -106,13 +105,14 @@ class ResumableOutput:
           origin: the options that determine the output, as JSON values by name; a resumed run needs the same.
           step: the number of input lines between two records; a resumed run starts after the last record.
           resume: continue an existing FILE.partial.
-          overwrite: discard an existing FILE.partial. Without either, one that holds output is refused.
-          keep: keep the record of a complete output, and resume such an output at its end.
+          overwrite: discard an existing FILE.partial. Without `resume` and `overwrite`, a FILE.partial that
+            contains output raises a UserError.
+          keep: keep the record of a complete output; with `resume`, only check such an output.
         """
         file = self.file = check_output(path)
         self._keep = keep
         finished = file.is_file() and record_of(file).is_file() and not partial_of(file).exists()
-        # Whether there is nothing to do but to compare.
+        # Whether the output is complete, so that only its inputs and options are checked.
         self._complete = resume and keep and finished
         self.partial = file if self._complete else partial_of(file)
         self._record_file = record_of(self.partial)
@@ -137,7 +137,10 @@ class ResumableOutput:
         self._stream.seek(0, os.SEEK_END)
 
     def read(self, name: str, lines: Iterable[str]) -> Iterator[str]:
-        """Yield the lines of an input whose output is still to be written, and skip the lines before."""
+        """Return an iterator over the lines of an input that are not finished yet.
+
+        Raises UserError if the finished lines differ from the recorded lines.
+        """
         reader = self._readers[name] = _Reader(lines, self._step)
         for _ in range(self.done):
             if next(reader, None) is None:
@@ -160,7 +163,7 @@ class ResumableOutput:
         return reader
 
     def write(self, lines: Iterable[str]) -> None:
-        """Write the output lines of the next input line."""
+        """Write the output lines that belong to the next input line."""
         for line in lines:
             encoded = line.encode("utf-8", errors="replace") + b"\n"
             self._stream.write(encoded)
@@ -175,7 +178,7 @@ class ResumableOutput:
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
-        """Close the file; without error, rename it to FILE; the record is deleted, or with `keep` renamed."""
+        """Close the file; without an error, rename it to FILE, and delete the record unless `keep` is set."""
         if error is None:  # renamed while it is locked
             self._sync()
             if self._keep:
@@ -196,7 +199,7 @@ class ResumableOutput:
         write_atomically(file, f"{json.dumps(vars(record))}\n".encode(), sync=True)
 
     def _find_record(self) -> Record:
-        """Return the record of the existing output, to which the output itself has been compared."""
+        """Read the record of the existing output; raise UserError unless the output agrees with it."""
         try:
             record = read_record(self._record_file)
         except ValueError as error:
@@ -239,12 +242,12 @@ class ResumableOutput:
 
 
 def record_of(file: Path) -> Path:
-    """Return the record beside an output file, complete or FILE.partial."""
+    """Return the path of the record of an output file, which may be FILE or FILE.partial."""
     return file.with_name(file.name + ".json")
 
 
 class _Reader:
-    """Iterates over lines, and keeps a digest of all lines read so far at every multiple of `step`."""
+    """Iterates over lines and, at every multiple of `step`, stores the digest of all lines read so far."""
 
     def __init__(self, lines: Iterable[str], step: int) -> None:
         self._lines, self._step = iter(lines), step
@@ -264,6 +267,6 @@ class _Reader:
         return line
 
     def digest(self, count: int) -> str:
-        """Return the digest of the first `count` lines; discards the digests of fewer lines."""
+        """Return the digest of the first `count` lines, and discard the digests of fewer lines."""
         self._digests = {lines: digest for lines, digest in self._digests.items() if lines >= count}
         return self._digests.get(count, self._hash.hexdigest())

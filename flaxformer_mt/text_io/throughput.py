@@ -1,8 +1,7 @@
-"""Progress of line-by-line work on standard error: lines and tokens per second, and the time left.
+"""Prints the progress of line-by-line work to standard error: lines and tokens per second, and time left.
 
-Contains the counters and the rules for printing: on a terminal one line that is overwritten, elsewhere a line
-every 30 seconds, and nothing or a summary alone for work that takes less than 5 seconds. Compile time is
-reported separately and excluded from the rates.
+On a terminal, a single line is overwritten; elsewhere, a line is printed every 30 seconds. Work that takes
+less than 5 seconds prints at most a summary. Compile time is reported separately and excluded from the rates.
 """
 
 import math
@@ -14,11 +13,11 @@ from typing import Self, TextIO
 from flaxformer_mt.parallel.compilation import CompileClock
 from flaxformer_mt.tracking.progress_display import Display, format_duration, make_display
 
-# Seconds before the first line; work that takes less prints no summary either.
+# Seconds before the first progress line; shorter work prints a summary only with `summary`.
 _SILENT_SECONDS = 5.0
 # Seconds between two updates on a terminal, and between two lines elsewhere.
 _EVERY_LIVE, _EVERY_PLAIN = 0.5, 30.0
-# Lines arrive in bursts, a batch or a window at a time: seconds without a line that end a burst.
+# Lines are finished in bursts, a batch or a window at a time. _PAUSE seconds without a line end a burst.
 _PAUSE = 0.1
 
 
@@ -35,15 +34,18 @@ class Throughput:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start the clock; `total` lines (None: unknown), of which an earlier run has `done` some.
+        """Start the clock.
 
-        Nothing is printed if it is `quiet`, as where the results are printed on the screen. `summary`: the
-        rates at the end are printed, however short the work was.
+        Args:
+          total: number of lines; None: unknown.
+          done: number of these lines that an earlier run has finished.
+          quiet: whether to print no progress, for instance because the results are printed to a terminal.
+          summary: whether to print the rates at the end even if the work took little time.
         """
         self._total, self._done, self._clock = total, done, clock
         self._lines = self._tokens = 0
         self._compile_clock = CompileClock(clock)
-        # Seconds of compilation until lines were last added.
+        # Seconds of compilation before the last call of `add`.
         self._compiled_before = 0.0
         self._start = self._last_shown = self._last_added = clock()
         self._stream = stream or sys.stderr
@@ -51,10 +53,10 @@ class Throughput:
         self._display: Display | None = None
 
     def add(self, *, lines: int = 1, tokens: int) -> None:
-        """Count finished lines, and the target tokens that were generated for them.
+        """Count finished lines and the target tokens that were generated for them.
 
-        Rates are shown as they were when the last burst of lines was complete: in the middle of a burst, all
-        of its time has passed, but few of its lines are counted.
+        The rates shown are those at the end of the last burst of lines: during a burst, all of its time has
+        passed, but only some of its lines are counted.
         """
         now = self._clock()
         if now - self._last_added > _PAUSE and self._lines and self._is_due(now):
@@ -70,7 +72,7 @@ class Throughput:
         return now - self._last_shown >= (_EVERY_LIVE if self._stream.isatty() else _EVERY_PLAIN)
 
     def format(self, now: float, *, compiling: float | None = None) -> str:
-        """Return the counts and rates at a time, until which so many seconds were compilation (None: all).
+        """Return counts and rates at time `now`, without `compiling` seconds of compilation (None: all).
 
         12,288/1,000,000 lines | 410.2 lines/s | 6,210 target tokens/s | compile/load 0:12 | 40:12 left
         """

@@ -1,4 +1,4 @@
-"""Text to ids and back: SentencePiece models, the tokenizers of pretrained models, and sampling."""
+"""Tokenizes and detokenizes text with SentencePiece models or tokenizers of pretrained models."""
 
 from flaxformer_mt.vocab.pretrained_vocab import PretrainedMetadata, PretrainedVocab
 from flaxformer_mt.vocab.run_vocabs import Vocabs, load_vocabs, make_vocabs

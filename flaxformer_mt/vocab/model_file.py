@@ -1,4 +1,4 @@
-"""The file of a SentencePiece model: its pieces, its settings, and the normalization that it applies."""
+"""Reads the subwords and settings of a SentencePiece model file, and sets its normalization."""
 
 from typing import NamedTuple
 
@@ -9,12 +9,12 @@ from flaxformer_mt.errors import UserError
 
 # The symbol for a space.
 SPACE = "\u2581"
-# Types of pieces.
+# Types of subwords.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
 class Settings(NamedTuple):
-    """Training settings of a model that affect how it segments text."""
+    """Training settings of a SentencePiece model that affect how it segments text."""
 
     kind: str
     byte_fallback: bool
@@ -22,7 +22,7 @@ class Settings(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A piece of a model; `kind` is one of the types of pieces above."""
+    """A subword of a SentencePiece model; `kind` is its type, such as NORMAL or BYTE."""
 
     text: str
     score: float
@@ -30,7 +30,7 @@ class Piece(NamedTuple):
 
 
 def parse_model(model: bytes, *, origin: str = "the file") -> ModelProto:
-    """Parse a SentencePiece model; `origin` names the file in messages."""
+    """Parse a SentencePiece model; raise UserError, which names the file `origin`, if it is damaged."""
     try:
         proto = ModelProto.FromString(model)
         # Where a text is not UTF-8, protobuf returns its bytes, or raises an error.
@@ -58,10 +58,13 @@ def read_pieces(model: bytes, *, origin: str = "the file") -> list[Piece]:
 
 
 def set_normalization(model: bytes, name: str, normalizer: bytes) -> bytes:
-    """Return a model with the rules of a normalizer, a serialized NormalizerSpec, under this name."""
+    """Return a model with other normalization rules.
+
+    `normalizer` is a serialized NormalizerSpec with the rules, and `name` is their name.
+    """
     proto = ModelProto.FromString(model)
     rules = NormalizerSpec.FromString(normalizer).precompiled_charsmap
     proto.normalizer_spec.MergeFrom(NormalizerSpec(name=name, precompiled_charsmap=rules))
-    # The path of the file that the rules were read from would make each training of a model give other bytes.
+    # The model must not contain the path of the rules file, or each training would give a different model.
     proto.normalizer_spec.ClearField("normalization_rule_tsv")
     return proto.SerializeToString(deterministic=True)

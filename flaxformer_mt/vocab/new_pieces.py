@@ -1,7 +1,7 @@
-"""New pieces for a language that a vocabulary splits badly: characters that it lacks, and longer pieces.
+"""Learns subwords for a language that a vocabulary splits too finely: missing characters, longer subwords.
 
-Longer pieces are learned by BPE (Sennrich et al. 2016) that begins with the pieces of the vocabulary, in
-place of characters.
+Longer subwords are learned by BPE (Sennrich et al. 2016), which starts from the subwords of the vocabulary
+instead of characters.
 """
 
 import itertools
@@ -13,21 +13,21 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from flaxformer_mt.vocab.model_file import SPACE
 from flaxformer_mt.vocab.tokenizer_json import NewPiece, TokenizerJson
 
-# The share of a text's characters that the vocabulary must have, the rarest left out, as in SentencePiece.
+# The share of a text's characters that the vocabulary must cover, as in SentencePiece.
 _COVERAGE = 0.9995
-# Words are split badly if their pieces have fewer characters than this on average.
+# Words are split too finely if their subwords have fewer characters than this on average.
 _CHARACTERS_A_PIECE = 4
-# Without a number of new pieces, neighbors that become one are as frequent as this in words that are split
-# badly: in number, and as a share of their parts.
+# Without a number of new subwords, subwords are merged if they are at least this frequent in words that are
+# split too finely: as a number, and as a share of the runs of subwords.
 _FEWEST, _SHARE = 10, 1e-5
-# The most pieces of the vocabulary that become one.
+# Maximum number of subwords of the vocabulary in a new subword.
 _LONGEST = 12
-# BPE is run on strings with a character for each piece.
+# BPE is run on strings with one character per subword.
 _FIRST = 0x10000
 
 
 def find_missing_characters(model: TokenizerJson, words: Mapping[str, int]) -> list[NewPiece]:
-    """Return characters of words that are no piece, and stand for the unknown symbol."""
+    """Return the characters of words that the vocabulary lacks, except for very rare ones."""
     known, counts = set(model.names.values()) | {SPACE}, Counter[str]()
     for word, count in words.items():
         counts.update(dict.fromkeys(word, count))
@@ -41,11 +41,12 @@ def find_missing_characters(model: TokenizerJson, words: Mapping[str, int]) -> l
 def learn_pieces(
     model: TokenizerJson, words: Mapping[str, int], others: Iterable[str], *, most: int | None
 ) -> list[NewPiece]:
-    """Return new pieces for words of a new language, each made of pieces that the model has.
+    """Learn new subwords for the words of a new language; each new subword is a merge of existing subwords.
 
     Args:
-      others: words of other languages, whose pieces must stay as they are.
-      most: number of pieces. None: all that are frequent enough.
+      words: words of the new language, with their counts.
+      others: words of other languages, whose segmentation must not change.
+      most: maximum number of new subwords. None: all that are frequent enough.
     """
     blocked = {pair for word in others for pair in itertools.pairwise(model.split(word))}
     names, runs = set(model.names.values()), Counter[str]()
@@ -66,7 +67,10 @@ def learn_pieces(
 def _find_runs(
     pieces: Iterable[tuple[int, str]], blocked: Collection[tuple[int, int]], names: Collection[str]
 ) -> Iterator[str]:
-    """Yield the runs of a word's pieces that may become one, of letters, each piece as one character."""
+    """Yield the runs of a word's subwords that may be merged, as strings with one character per subword.
+
+    Such subwords consist of letters and combining marks.
+    """
     run, last = "", (-1, "")
     for number, name in pieces:
         is_text = all(unicodedata.category(letter)[0] in "LM" for letter in name.removeprefix(SPACE))

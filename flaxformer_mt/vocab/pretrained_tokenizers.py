@@ -1,4 +1,4 @@
-"""How the vocabularies of pretrained models segment text: tokenizer.json, SentencePiece with ids, or bytes.
+"""Segmenters of pretrained models: tokenizer.json, SentencePiece with the ids of the model, or bytes.
 
 Special symbols and tags are added in pretrained_vocab.py.
 """
@@ -12,7 +12,7 @@ from flaxformer_mt.errors import UserError, importing
 from flaxformer_mt.vocab.model_file import SPACE
 from flaxformer_mt.vocab.sentencepiece_vocab import load_processor
 
-# json: tokenizer.json of the library tokenizers. m2m_100: SentencePiece pieces, with the ids of vocab.json.
+# json: tokenizer.json of the library tokenizers. m2m_100: SentencePiece subwords, with the ids of vocab.json.
 # fairseq: SentencePiece ids plus 1, after four special symbols. sentencepiece: SentencePiece ids. bytes: the
 # bytes of UTF-8 plus 3.
 Kind = Literal["json", "m2m_100", "fairseq", "sentencepiece", "bytes"]
@@ -20,16 +20,16 @@ Kind = Literal["json", "m2m_100", "fairseq", "sentencepiece", "bytes"]
 TOKENIZER_JSON = "tokenizer.json"
 # The names under which models store their SentencePiece model.
 SENTENCEPIECE_NAMES = ("sentencepiece.bpe.model", "spiece.model", "source.spm")
-# Ids before those of bytes: padding, end and unknown.
+# The id of byte 0, after the ids of padding, end and unknown.
 _BYTES_FROM = 3
-# A larger id is not one of a list of pieces.
+# Limit for ids: a file with larger ids is rejected.
 _MOST_IDS = 1 << 24
-# How byte-level BPE writes a space at the start of a piece.
+# How byte-level BPE writes a space at the start of a subword.
 BYTE_SPACE = "\u0120"
 
 
 class Segmenter(Protocol):
-    """Text to ids and back, without special symbols; `pieces` are the names of ids, by id."""
+    """Converts text to ids and back, without special symbols; `pieces` are the subwords by id."""
 
     pieces: list[str]
 
@@ -39,7 +39,7 @@ class Segmenter(Protocol):
 
 
 def make_segmenter(kind: Kind, files: Mapping[str, bytes], *, name: str) -> Segmenter:
-    """Make a segmenter from the bytes of its files, by name; `name` names the folder in messages."""
+    """Make a segmenter from `files`, the bytes of its files by name; in errors, `name` is their folder."""
     if kind == "json":
         return JsonSegmenter(_take(files, TOKENIZER_JSON, name), name=f"{name}/{TOKENIZER_JSON}")
     if kind == "bytes":
@@ -65,7 +65,7 @@ def make_segmenter(kind: Kind, files: Mapping[str, bytes], *, name: str) -> Segm
 
 
 class JsonSegmenter:
-    """A tokenizer of the library `tokenizers`. Names of special symbols inside a text are plain text."""
+    """A tokenizer of the library `tokenizers`; special symbols that occur in a text are plain text."""
 
     def __init__(self, content: bytes, *, name: str) -> None:
         with importing("huggingface", what=name):
@@ -101,14 +101,14 @@ class JsonSegmenter:
 def _naming_damage(name: str) -> Iterator[None]:
     try:
         yield
-    except BaseException as error:  # the library raises the bare class, and a panic of Rust is none of it
+    except BaseException as error:  # the library raises Exception, and a panic in Rust is no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise UserError(f"{name} is damaged: {error}; copy or download it again") from error
 
 
 class SentencePieceSegmenter:
-    """A SentencePiece model whose pieces have other ids; those of no piece are in no text."""
+    """A SentencePiece model with different ids for its subwords; ids without a subword have no text."""
 
     def __init__(self, processor: Any, ids: list[int], pieces: list[str]) -> None:
         self._processor, self._ids, self.pieces = processor, ids, pieces
@@ -122,7 +122,7 @@ class SentencePieceSegmenter:
 
 
 class ByteSegmenter:
-    """The bytes of UTF-8 (ByT5); ids beyond those of bytes have no text."""
+    """Segments text into UTF-8 bytes, as ByT5 does; ids that are not bytes have no text."""
 
     def __init__(self) -> None:
         printable = [chr(byte) if 0x21 <= byte < 0x7F else f"<0x{byte:02X}>" for byte in range(256)]
@@ -133,7 +133,7 @@ class ByteSegmenter:
         return [[byte + _BYTES_FROM for byte in text.encode("utf-8")] for text in texts]
 
     def decode(self, ids: list[int]) -> str:
-        """Bytes that are no UTF-8 are left out."""
+        """Decode ids; bytes that are not valid UTF-8 are left out."""
         known = bytes(number - _BYTES_FROM for number in ids if 0 <= number - _BYTES_FROM < 256)
         return known.decode("utf-8", errors="ignore")
 

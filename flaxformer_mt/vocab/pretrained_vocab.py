@@ -1,12 +1,12 @@
-"""The vocabulary of a pretrained model: how it segments text, its special symbols, and its language tags.
+"""The vocabulary of a pretrained model: its tokenizer, special symbols and language tags.
 
-In a run it is a file of metadata and the files of the tokenizer, as the model had them or as the import has
-changed them, so that an export gives them back:
+A run stores the vocabulary as a metadata file and the tokenizer files of the model, so that an export can
+write these files again; an import may have changed them:
 
     pretrained.json   tokenizer/tokenizer.json   tokenizer/tokenizer_config.json   ...
 
-Models of many languages begin a text with the tag of its language (`deu_Latn Hallo`): sources with that of
-the source language, and translations with that of the target language.
+In multilingual models, each text begins with a language tag (`deu_Latn Hallo`): a source with the tag of the
+source language, a translation with the tag of the target language.
 """
 
 import dataclasses
@@ -28,10 +28,10 @@ from flaxformer_mt.vocab.sentencepiece_vocab import Vocab, check_unicode, clean_
 
 
 def choose_pieces(pieces: Sequence[str], used: Iterable[int], *, always: Collection[int]) -> list[int]:
-    """Ids to keep, ascending: those that are used, those that must be, and single characters.
+    """Return the ids to keep, ascending: `used` ids, `always` ids, byte subwords and single characters.
 
-    Characters are those of used pieces, with and without a space before them, so that any text of these
-    characters can be written; and the pieces of bytes.
+    Single characters are those that occur in the other subwords, with and without a space before them, so
+    that any text of these characters can be written.
     """
     ids = {*always, *used}
     letters = {letter for number in ids if number < len(pieces) for letter in pieces[number]}
@@ -51,12 +51,12 @@ _FILE_BYTES = 1 << 30
 
 @dataclasses.dataclass(frozen=True)
 class PretrainedMetadata:
-    """What the files of a tokenizer do not say in one way.
+    """Facts about a vocabulary that its tokenizer files do not state, or state in different ways.
 
-    kind: see `pretrained_tokenizers`. size: number of ids, those without a piece included. pad_id, eos_id,
-    unk_id: the special symbols; bos_id: what targets begin with, which may be any of them. first_ids: what
-    every text begins with, as BART's <s>. tags: ids of language tags, by name. target_tags: whether
-    translations begin with a tag. family: the model type whose tokenizer it is.
+    kind: kind of tokenizer, see `pretrained_tokenizers`. size: number of ids, including those without a
+    subword. pad_id, eos_id, unk_id: ids of the special symbols. bos_id: the first id of decoder inputs, which
+    may be one of these ids. first_ids: ids that every text begins with, such as BART's <s>. tags: ids of
+    language tags, by name. target_tags: whether translations begin with a tag. family: the model type.
     """
 
     kind: Kind
@@ -92,8 +92,8 @@ class PretrainedMetadata:
 class PretrainedVocab(Vocab):
     """The vocabulary of a pretrained model, with the interface of `Vocab`.
 
-    A text may begin with the name of a tag and a space, as in `deu_Latn Hallo`: it becomes the id of the tag,
-    before the ids of the rest. `files` are those of the original tokenizer, by name.
+    A text may begin with the name of a tag and a space, as in `deu_Latn Hallo`; the name becomes the tag's
+    id. `files` are the tokenizer files, as bytes by file name.
     """
 
     def __init__(
@@ -125,18 +125,18 @@ class PretrainedVocab(Vocab):
         self.fingerprint = digest.hexdigest()
 
     def __reduce__(self) -> tuple[type[Vocab], tuple[Any, ...]]:
-        """Travel to a worker as the files alone."""
+        """Pickle the vocabulary, for a worker process, as its metadata and files."""
         return PretrainedVocab, (self.metadata, self.files)
 
     def save(self, path: Path) -> None:
-        """Refuse: it is not one file; see `save_files`."""
+        """Raise UserError, since this vocabulary is not a single file; see `save_files`."""
         raise UserError(
             f"{path} cannot be written: the vocabulary of a pretrained model is not one SentencePiece model; "
             "use an export format of its own system, such as hf or ctranslate2"
         )
 
     def save_files(self, directory: Path) -> None:
-        """Write the metadata and the files into the folder of a run's vocabulary, each file atomically."""
+        """Write the metadata and the tokenizer files, each atomically, to the vocabulary folder of a run."""
         metadata = json.dumps(dataclasses.asdict(self.metadata), indent=1, ensure_ascii=False) + "\n"
         (directory / FILES_NAME).mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
@@ -172,7 +172,7 @@ class PretrainedVocab(Vocab):
     def tokenize_all(
         self, texts: Sequence[str], *, sampling: float = 0.0, seed: int | None = None, threads: int = -1
     ) -> list[np.ndarray]:
-        """See `Vocab.tokenize_all`; segmenters choose the number of threads themselves."""
+        """Tokenize as `Vocab.tokenize_all` does, but ignore `threads`, and raise UserError for `sampling`."""
         if sampling:
             raise UserError(
                 f"vocab.sampling is {sampling}, but a pretrained model segments text in one way; set it to 0"
@@ -180,7 +180,7 @@ class PretrainedVocab(Vocab):
         check_unicode(texts)
         split = [self._split_tag(text) for text in texts]
         first, encoded = self.metadata.first_ids, self._segmenter.encode([rest for _, rest in split])
-        # Some segmenters know the names of special symbols: a text that has one does not end there.
+        # Some segmenters turn names of special symbols in a text into their ids; these must not end the text.
         special = {self.eos_id, self.pad_id}
         encoded = [[self.unk_id if tokens in special else tokens for tokens in ids] for ids in encoded]
         return [
@@ -189,8 +189,8 @@ class PretrainedVocab(Vocab):
         ]
 
     def _split_tag(self, text: str) -> tuple[tuple[int, ...], str]:
-        """Id of the tag that a text begins with, if there is one, and the rest."""
-        if not self.metadata.target_tags:  # the segmenter knows the tags, which are text
+        """Return the id of the tag at the start of a text, or (), and the rest of the text."""
+        if not self.metadata.target_tags:  # tags are part of the text, for the segmenter
             return (), text
         plain = text.lstrip(BLANKS)
         first = (plain.split(maxsplit=1) or [""])[0]
@@ -198,7 +198,7 @@ class PretrainedVocab(Vocab):
         return ((), text) if number is None else ((number,), plain[len(first) + 1 :])
 
     def detokenize_all(self, all_ids: Sequence[list[int]]) -> list[str]:
-        """Return the texts of ids up to the first eos, without pad, bos and tags; see `Vocab.detokenize`."""
+        """Return the text of each list of ids up to its first eos, without pad, bos and tags."""
         texts = []
         for ids in all_ids:
             plain = [token for token in up_to(ids, self.eos_id) if token not in self._dropped]
@@ -210,7 +210,10 @@ class PretrainedVocab(Vocab):
 
 
 def read_tags(directory: Path) -> dict[str, int]:
-    """Ids of the language tags of a run's vocabulary; none if it is absent or not a pretrained one."""
+    """Return the language tags of a pretrained vocabulary in `directory`, with their ids.
+
+    Without such a vocabulary in the folder, returns an empty dict.
+    """
     try:
         tags = read_json_object(directory / METADATA_NAME).get("tags")
     except (ValueError, OSError):

@@ -1,4 +1,4 @@
-"""The vocabularies of a run, in a folder: one for both languages or one for each."""
+"""The vocabularies in the folder of a run: one for both languages, or one for each."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ _JOINT, _SOURCE, _TARGET = "joint.model", "source.model", "target.model"
 
 @dataclass(frozen=True)
 class Vocabs:
-    """The source and the target vocabulary; if `joint`, both have the same pieces and ids."""
+    """The source and the target vocabulary; if `joint`, both have the same subwords and ids."""
 
     source: Vocab
     target: Vocab
     joint: bool
 
     def __post_init__(self) -> None:
-        """A batch has one pad id."""
+        """Raise UserError unless both vocabularies have the same pad id, since a batch has only one."""
         if self.source.pad_id != self.target.pad_id:
             raise UserError(
                 f"the source vocabulary has pad id {self.source.pad_id}, the target vocabulary "
@@ -30,7 +30,7 @@ class Vocabs:
             )
 
     def save(self, directory: str | Path) -> None:
-        """Write joint.model, or source.model and target.model, or a pretrained model's files."""
+        """Write joint.model, or source.model and target.model, or the files of a pretrained vocabulary."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         if isinstance(self.target, PretrainedVocab):
@@ -58,13 +58,13 @@ def load_vocabs(directory: str | Path) -> Vocabs:
     if separate:
         first, other = Vocab.load(source), Vocab.load(target)
         alike = first.pieces(range(first.size)) == other.pieces(range(other.size))
-        # Different models with the same pieces are one imported vocabulary with two segmentations.
+        # Different models with the same subwords are a joint vocabulary whose sides segment differently.
         return Vocabs(first, other, joint=alike and first.fingerprint != other.fingerprint)
     raise UserError(f"{directory} holds no vocabulary: it needs {_JOINT}, or {_SOURCE} and {_TARGET}")
 
 
 def holds_vocabs(directory: Path) -> bool:
-    """Whether a folder has all that `Vocabs.save` writes: a process may end between two files."""
+    """Return whether a folder has all files of `Vocabs.save`, which may have been interrupted."""
     if any((directory / name).is_file() for name in (METADATA_NAME, _JOINT)):
         return True
     return (directory / _SOURCE).is_file() and (directory / _TARGET).is_file()
@@ -73,10 +73,11 @@ def holds_vocabs(directory: Path) -> bool:
 def make_vocabs(
     config: VocabConfig, pairs: TextPairs, directory: str | Path, *, target_only: bool = False
 ) -> Vocabs:
-    """Load the vocabularies in `directory`; if it has none, save the given models or trained ones there.
+    """Load the vocabularies in `directory`; if there are none, load or train models and save them there.
 
-    Training is deterministic: the same pairs and config give the same bytes. The models of a joint vocabulary
-    have the same pieces, and differ in the normalization of the text.
+    Models are loaded if the config names model files, and otherwise trained. Training is deterministic: the
+    same pairs and config give the same bytes. The source and target models of a joint vocabulary have the
+    same subwords, but may normalize text differently.
     """
     directory = Path(directory)
     if target_only:
@@ -85,7 +86,7 @@ def make_vocabs(
     if holds_vocabs(directory):
         vocabs = load_vocabs(directory)
         if vocabs.source is not vocabs.target and not config.joint:
-            # Two vocabularies that happen to have the same pieces, of two texts that are equal.
+            # Two separate vocabularies with the same subwords, since their texts are the same.
             vocabs = dataclasses.replace(vocabs, joint=False)
         _check_agrees(vocabs, config, directory)
         return vocabs

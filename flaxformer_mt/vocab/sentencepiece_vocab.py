@@ -1,7 +1,4 @@
-"""Text to ids and back: training, loading and saving of one SentencePiece model.
-
-Contains the ids of pad, bos, eos and unk.
-"""
+"""Trains, loads and saves a SentencePiece model, and tokenizes and detokenizes text with it."""
 
 import functools
 import hashlib
@@ -23,13 +20,13 @@ from flaxformer_mt.unicode_text import INVISIBLE
 from flaxformer_mt.vocab.model_file import SPACE, set_normalization
 from flaxformer_mt.vocab.subword_sampling import SubwordSampler, make_sampler
 
-# The zero-width non-joiner and joiner change how the letters beside them look: words of Persian or Hindi are
-# misspelt without them, and emoji fall apart.
+# The zero-width non-joiner and joiner change the form of adjacent letters: without them, Persian and Hindi
+# words are misspelled, and emoji fall apart.
 _JOINERS = frozenset("\u200c\u200d")
 
 
 def leave_out_invisible(rules: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Rules of a normalization, with rules that delete invisible characters, and keep joiners."""
+    """Return normalization rules with additional rules that delete invisible characters, except joiners."""
     visible = {text: replacement for text, replacement in rules if text not in _JOINERS}
     return visible | dict.fromkeys(sorted(INVISIBLE), "")
 
@@ -37,37 +34,38 @@ def leave_out_invisible(rules: Iterable[tuple[str, str]]) -> dict[str, str]:
 # Training lines are split into segments of at most this many characters: SentencePiece silently skips lines
 # of more than max_sentence_length bytes, and its unigram trainer's time grows superlinearly with line length.
 _TRAINING_CHARACTERS = 1000
-# Sentences that a vocabulary is trained on at most.
+# Maximum number of sentences that a vocabulary is trained on.
 _MOST_SENTENCES = 2_000_000
 _TRAINING_BYTES = 4 * _TRAINING_CHARACTERS
 # The unigram trainer's sums depend on the number of threads; a fixed number gives one model on every machine.
 _TRAINING_THREADS = 16
-# Larger files are not read: protocol buffers end at 2 GiB, and models have a few MiB.
+# Larger files are rejected: models have a few MiB, and protocol buffers have at most 2 GiB.
 _MODEL_BYTES = 1 << 30
 # SentencePiece's log level; this module reports problems as UserError instead.
 _ONLY_FATAL = 3
 
 
 class TextPairs(Protocol):
-    """Sized, iterable pairs, each with `.source` and `.target`; words in `tags`, if any, become pieces."""
+    """Sized, iterable pairs, each with `.source` and `.target`; words in `tags`, if any, become subwords."""
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Any]: ...
 
     def select(self, numbers: np.ndarray) -> "TextPairs":
-        """Pairs with these ascending numbers."""
+        """Return the pairs with these numbers, which are ascending."""
         ...
 
 
 class Vocab:
-    """One SentencePiece model: text <-> ids.
+    """A vocabulary, made of a SentencePiece model, that converts text to ids and back.
 
-    size: number of pieces. pad_id, bos_id, eos_id, unk_id: the special symbols. bos starts targets; for a
-    model without bos, bos_id is pad_id, as in Marian and T5.
+    size: number of subwords. pad_id, bos_id, eos_id, unk_id: ids of the special symbols. bos_id is the first
+    id of decoder inputs; for a model without bos, it is pad_id, as in Marian and T5.
     fingerprint: hex digest of the model.
-    Of pretrained models alone: tags, the ids of language tags by name; silent_ids, those of what texts begin
-    with and detokenized text lacks; num_forced, the number of them that every translation begins with.
+    Only for pretrained models: tags, the ids of language tags by name; silent_ids, the ids of tags and other
+    symbols at the start of texts, which detokenizing removes; num_forced, the number of silent ids at the
+    start of every translation.
     """
 
     tags: Mapping[str, int] = MappingProxyType({})
@@ -93,12 +91,12 @@ class Vocab:
         self.fingerprint = hashlib.sha256(model).hexdigest()
 
     def __reduce__(self) -> tuple[type["Vocab"], tuple[Any, ...]]:
-        """Travel to a worker as the model alone."""
+        """Pickle the vocabulary, for a worker process, as its model."""
         return Vocab, (self.model,)
 
     @classmethod
     def load(cls, path: str | Path, *, name: str = "SentencePiece model") -> "Vocab":
-        """Load a `.model` file; `name` says in error messages where the path came from."""
+        """Load a `.model` file; `name` precedes the path in errors, for instance the field with the path."""
         try:
             model = read_file(path, most=_MODEL_BYTES)
         except (OSError, ValueError) as error:
@@ -115,22 +113,22 @@ class Vocab:
         write_atomically(path, self.model)
 
     def tokenize(self, text: str) -> list[int]:
-        """Ids of `text`, with eos at the end and without bos; the empty text gives [eos]."""
+        """Return the ids of a text, with eos at the end and without bos; the empty text gives [eos]."""
         return self.tokenize_all([text])[0].tolist()
 
     def tokenize_all(
         self, texts: Sequence[str], *, sampling: float = 0.0, seed: int | None = None, threads: int = -1
     ) -> list[np.ndarray]:
-        """Ids of many texts, each as an int32 array that ends in eos.
+        """Return the ids of each text as an int32 array that ends in eos.
 
-        `sampling` is the merge dropout of a BPE model (Provilkov et al. 2020), or the smoothing alpha of
-        samples from all segmentations of a unigram model (Kudo 2018); 0: none. The same texts, sampling and
-        seed give the same ids in every process. `threads` are used without sampling; -1: one for each core.
+        `sampling` is the dropout rate of merges for a BPE model (Provilkov et al. 2020), or the smoothing
+        parameter alpha for a unigram model (Kudo 2018); 0: no sampling. The same texts, sampling and seed
+        give the same ids in every process. `threads`: number of threads without sampling; -1: one per core.
         """
         try:
             if sampling:
                 return self._sample(list(texts), sampling, np.random.SeedSequence(seed))
-            if len(texts) == 1:  # a list starts threads, which takes longer than a sentence
+            if len(texts) == 1:  # a list starts threads, which takes longer than tokenizing a sentence
                 return [self._processor.encode(texts[0], add_eos=True, return_type="numpy")]
             return self._processor.encode(list(texts), add_eos=True, return_type="numpy", num_threads=threads)
         except (RuntimeError, TypeError):
@@ -149,20 +147,20 @@ class Vocab:
         return self._samplers[rate].sample(normalized, seed=seed, end=self.eos_id)
 
     def detokenize(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Text of `ids` up to the first eos, without pad and bos, as one line; see `clean_line`."""
+        """Return the text of `ids` up to the first eos, without pad and bos, as one line."""
         return self.detokenize_all([np.asarray(ids).tolist()])[0]
 
     def detokenize_all(self, all_ids: Sequence[list[int]]) -> list[str]:
-        """Return the text of each list of ids, see `detokenize`; other threads run meanwhile."""
+        """Return the text of each list of ids as `detokenize` does, without blocking other threads."""
         silent = (self.pad_id, self.bos_id)
         shown = [[token for token in up_to(ids, self.eos_id) if token not in silent] for ids in all_ids]
-        # Lists start threads, which take longer than a sentence.
+        # A list starts threads, which takes longer than detokenizing a sentence.
         texts = [self._processor.decode(shown[0])] if len(shown) == 1 else self._processor.decode(shown)
-        # Byte pieces, and a word model before each unknown word, can also produce the symbol for a space.
+        # Byte subwords, and in a word model each unknown word, can also produce the symbol for a space.
         return [clean_line(text.removeprefix(SPACE).replace(SPACE, " ")) for text in texts]
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-        """Pieces as strings, with special symbols, and spaces as U+2581."""
+        """Return the subwords of ids as strings, including special symbols, with U+2581 for a space."""
         return [self._processor.id_to_piece(token) for token in np.asarray(ids).tolist()]
 
 
@@ -184,7 +182,7 @@ def up_to(ids: list[int], eos_id: int) -> list[int]:
 
 
 def clean_line(text: str) -> str:
-    """Return a decoded text as one line, without the U+FFFD of bytes that are no character."""
+    """Return a decoded text as one line, without U+FFFD, which replaces invalid bytes."""
     return text.replace("\n", " ").replace("\r", " ").replace("\ufffd", "")
 
 
@@ -200,7 +198,10 @@ def check_unicode(texts: Iterable[str]) -> None:
 
 
 def train_model(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> bytes:
-    """Train without normalization on text that is normalized as that of its side."""
+    """Train a model on the text of `sides`, normalized for each side; the model itself does not normalize.
+
+    Raises UserError if the text is empty or does not fit the vocabulary size.
+    """
     lines, model = list(_read_lines(config, pairs, sides)), io.BytesIO()
     tags = getattr(pairs, "tags", ()) if "source" in sides else ()
     sentencepiece.set_min_log_level(_ONLY_FATAL)
@@ -209,7 +210,7 @@ def train_model(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -
             sentence_iterator=iter(lines),
             model_writer=model,
             model_type=config.kind,
-            vocab_size=config.size or 1 << 16,  # any number, where use_all_vocab keeps all words
+            vocab_size=config.size or 1 << 16,  # has no effect with use_all_vocab, which keeps all words
             use_all_vocab=config.size == 0,
             byte_fallback=config.byte_fallback,
             character_coverage=config.character_coverage,
@@ -226,7 +227,7 @@ def train_model(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -
     except RuntimeError as error:
         raise _explain(str(error), config, sides) from error
     size = Vocab(model.getvalue()).size
-    # A char model has one piece per character, whatever size is requested.
+    # A char model has one subword per character, whatever size is requested.
     if config.size not in (0, size):
         raise VocabularyTooLarge(config, sides, size)
     return model.getvalue()
@@ -237,7 +238,7 @@ def _normalization_of(config: VocabConfig, side: str) -> str:
 
 
 def normalize_like(config: VocabConfig, model: bytes, side: str) -> bytes:
-    """The model with the normalization of a side, which foreign programs apply too."""
+    """Return the model with the normalization of a side, so that other programs apply it as well."""
     name = _normalization_of(config, side)
     return set_normalization(model, name, _make_normalizer(name).serialized_normalizer_spec())
 
@@ -245,7 +246,7 @@ def normalize_like(config: VocabConfig, model: bytes, side: str) -> bytes:
 @functools.cache
 def _make_normalizer(name: str) -> sentencepiece.SentencePieceNormalizer:
     sentencepiece.set_min_log_level(_ONLY_FATAL)
-    # White space is left to the model, which treats it after its rules.
+    # White space is left to the model, which processes it after applying its rules.
     options = ("add_dummy_prefix", "escape_whitespaces", "remove_extra_whitespaces")
     plain: dict[str, Any] = dict.fromkeys(options, False)
     named = sentencepiece.SentencePieceNormalizer(rule_name=name, **plain)
@@ -256,7 +257,7 @@ def _make_normalizer(name: str) -> sentencepiece.SentencePieceNormalizer:
 
 
 def _read_lines(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> Iterator[str]:
-    """Yield normalized sentences to train on, at most `_MOST_SENTENCES`, evenly spaced over the data."""
+    """Yield normalized training sentences: at most `_MOST_SENTENCES`, evenly spaced over the data."""
     normalizers = {side: _make_normalizer(_normalization_of(config, side)) for side in sides}
     total, wanted = len(pairs), max(1, _MOST_SENTENCES // len(sides))
     if wanted < total:
@@ -267,7 +268,10 @@ def _read_lines(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -
 
 
 def _split_line(line: str) -> Iterator[str]:
-    """Split a long line before spaces or else inside words; at limit 4, "ab cdefg" -> "ab", " cde", "fg"."""
+    """Split a long line before spaces or, if need be, inside words.
+
+    With a limit of 4 characters, "ab cdefg" becomes "ab", " cde", "fg".
+    """
     start = 0
     while len(line) - start > _TRAINING_CHARACTERS:
         space = line.rfind(" ", start + 1, start + _TRAINING_CHARACTERS + 1)
@@ -278,7 +282,7 @@ def _split_line(line: str) -> Iterator[str]:
 
 
 class VocabularyTooLarge(UserError):
-    """The text does not support as many pieces as `vocab.size`; `maximum` is the number that it supports."""
+    """The text is too small for a vocabulary of `vocab.size`; `maximum` is the largest possible size."""
 
     def __init__(self, config: VocabConfig, sides: tuple[str, ...], maximum: int) -> None:
         super().__init__(

@@ -1,6 +1,6 @@
-"""A vocabulary shortlist: the target pieces that may translate a source, found by its pieces.
+"""A vocabulary shortlist: the target subwords that may occur in the translation of a source.
 
-Its text file is CTranslate2's vocabulary map (vmap.txt). data/learned_shortlist.py learns shortlists.
+A shortlist is stored as a vocabulary map of CTranslate2 (vmap.txt); data/learned_shortlist.py learns it.
 """
 
 import hashlib
@@ -20,12 +20,15 @@ _MAX_BYTES = 1 << 30
 
 
 class Shortlist:
-    """Candidates of sentences: those of each n-gram of their source, and those of all (`common`)."""
+    """Target ids that are candidates for each n-gram of source ids, and for all sentences (`common`)."""
 
     def __init__(
         self, rules: dict[tuple[int, ...], np.ndarray], common: Sequence[int] | np.ndarray, vocabs: Vocabs
     ) -> None:
-        """rules: n-gram of source ids -> target ids, most probable first. eos and unk are common."""
+        """Make a shortlist; eos and unk are added to the `common` target ids.
+
+        rules: n-gram of source ids -> target ids, most probable first.
+        """
         target = vocabs.target
         self.rules = rules
         special = [target.eos_id] + ([target.unk_id] if target.unk_id >= 0 else [])
@@ -36,7 +39,10 @@ class Shortlist:
 
     @classmethod
     def read(cls, path: str | Path, vocabs: Vocabs) -> "Shortlist":
-        """Read lines `n-gram of source pieces<TAB>target pieces`; without n-gram: common ones."""
+        """Read a file with lines `n-gram of source subwords<TAB>target subwords`.
+
+        The line with an empty n-gram has the common target subwords.
+        """
         try:
             text = read_file(path, most=_MAX_BYTES).decode("utf-8")
         except (OSError, ValueError) as error:
@@ -69,7 +75,10 @@ class Shortlist:
         write_atomically(path, text.encode())
 
     def find(self, source: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Candidates for a source but the common ones: the first of each n-gram, then the second, ..."""
+        """Return the target ids for a source, without the common ids; ids may repeat.
+
+        The first candidates of all n-grams of the source precede the second candidates, and so on.
+        """
         ids = np.asarray(source).tolist()
         matches = []
         for length in range(1, self._longest + 1):
@@ -81,7 +90,7 @@ class Shortlist:
         return np.concatenate(matches)[np.argsort(ranks, kind="stable")]
 
     def _lines(self) -> list[str]:
-        """Return the lines of the file, without pieces that contain a space, a tab or a line break."""
+        """Return the lines of the file, without subwords that contain a space, a tab or a line break."""
         source, target = (_spell(vocab) for vocab in (self.vocabs.source, self.vocabs.target))
         lines = []
         for key, written in [((), self.common), *sorted(self.rules.items())]:
@@ -92,7 +101,7 @@ class Shortlist:
 
 
 def _spell(vocab: Vocab) -> list[str]:
-    """Pieces by id, "" for those that a file cannot contain."""
+    """Return the subwords by id, with "" for subwords that a shortlist file cannot contain."""
     return ["" if set(piece) & set(" \t\n") else piece for piece in vocab.pieces(range(vocab.size))]
 
 

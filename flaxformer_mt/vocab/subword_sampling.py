@@ -1,9 +1,9 @@
-"""Subword regularization: segmentations of text drawn at random, as a function of a seed.
+"""Subword regularization: random segmentations of text that depend only on a seed.
 
-Contains BPE dropout (Provilkov et al. 2020) and unigram sampling (Kudo 2018) over the pieces of a
-SentencePiece model, whose own generator gives other numbers in every process, whatever its seed.
-Text is segmented in units, which are words unless a piece extends over the start of a word. Units repeat, so
-everything about a unit that is not random is computed once and remembered.
+Contains BPE dropout (Provilkov et al. 2020) and unigram sampling (Kudo 2018) for SentencePiece models.
+SentencePiece's own sampling is not used because it differs between processes, whatever its seed.
+Text is segmented in units, which are words, or whole texts if a subword of the model extends over a space.
+Units repeat, so all results that are not random are cached for each unit.
 """
 
 import bisect
@@ -29,19 +29,19 @@ from flaxformer_mt.vocab.model_file import (
     read_settings,
 )
 
-# Score of an unknown character in a unigram model: this much below the lowest score of a piece.
+# Difference between the lowest score of a subword and the score of an unknown character in a unigram model.
 _UNKNOWN_PENALTY = 10.0
-# Number of remembered segmentations of units.
+# Number of cached segmentations of units.
 _REMEMBERED = 1 << 18
 # Random numbers drawn at a time, and the largest number of merges between two dropped ones.
 _DRAWN, _LARGEST_GAP = 4096, 2.0**40
 
 
 class SubwordSampler(ABC):
-    """Draws segmentations of normalized text, in which spaces are U+2581, over the pieces of a model."""
+    """Draws random segmentations, into subwords of a model, of normalized text with spaces as U+2581."""
 
     def __init__(self, pieces: Sequence[Piece], rate: float) -> None:
-        """`rate` is the dropout rate of merges (bpe) or alpha (unigram)."""
+        """Make a sampler; `rate` is the dropout rate of merges (bpe) or alpha (unigram)."""
         self._rate = rate
         self._pieces = pieces
         self._ids = {
@@ -57,7 +57,7 @@ class SubwordSampler(ABC):
         self._segment = functools.lru_cache(_REMEMBERED)(self._compute)
 
     def sample(self, texts: Sequence[str], *, seed: np.random.SeedSequence, end: int) -> list[np.ndarray]:
-        """Ids of a random segmentation of each text, as int32 arrays that end in `end`."""
+        """Return the ids of a random segmentation of each text, as int32 arrays that end in the id `end`."""
         numbers = self._draw_numbers(np.random.Generator(np.random.PCG64(seed)))
         return [self._sample_text(text, numbers, end) for text in texts]
 
@@ -74,7 +74,7 @@ class SubwordSampler(ABC):
         return np.array([*ids, end], np.int32)
 
     def _encode(self, text: str) -> list[int]:
-        """Id of a piece; an unknown text gives its bytes if the model has pieces for them."""
+        """Return the id of a subword; for unknown text, its byte ids if the model has byte subwords."""
         number = self._ids.get(text, self._unknown)
         if number == self._unknown and len(self._byte_ids) == 256:
             return [self._byte_ids[byte] for byte in text.encode()]
@@ -91,7 +91,7 @@ class SubwordSampler(ABC):
 
 
 class BpeDropout(SubwordSampler):
-    """Segments by merges in the order of their scores, each of which is left out at the given rate."""
+    """BPE dropout: applies merges in the order of their scores, and skips each with probability `rate`."""
 
     def __init__(self, pieces: Sequence[Piece], rate: float) -> None:
         super().__init__(pieces, rate)
@@ -100,7 +100,7 @@ class BpeDropout(SubwordSampler):
         self._symbol = re.compile("|".join([*longest_first, "."]), re.DOTALL)
 
     def _draw_numbers(self, generator: np.random.Generator) -> Iterator[float]:
-        """Yield the number of merges between a dropped merge and the next: a geometric distribution."""
+        """Yield numbers of merges between two dropped merges, from a geometric distribution."""
         scale = math.log1p(-self._rate) if self._rate < 1 else -math.inf
         while True:
             gaps = np.log1p(-generator.random(_DRAWN)) / scale
@@ -117,12 +117,15 @@ class BpeDropout(SubwordSampler):
         return ids
 
     def _compute(self, unit: str, *arguments: tuple[int, ...]) -> tuple[int, list[int]]:
-        """Merge a unit without the merges numbered `dropped`; return the number of merges and the ids."""
+        """Segment a unit by BPE, skipping the merges with the numbers `dropped`.
+
+        Returns the number of merges, including skipped merges, and the ids.
+        """
         (dropped,) = arguments
         symbols = self._symbol.findall(unit)
         fixed = [symbol in self._defined for symbol in symbols]
         following, preceding = [*range(1, len(symbols)), -1], [*range(-1, len(symbols) - 1)]
-        parts: dict[str, tuple[str, str]] = {}  # of unused pieces, which are taken apart again
+        parts: dict[str, tuple[str, str]] = {}  # parts of unused subwords, which are split again
         queue: list[tuple[float, int, int, int]] = []
 
         def add(left: int, right: int) -> None:
@@ -160,7 +163,7 @@ class BpeDropout(SubwordSampler):
 
 
 class UnigramSampling(SubwordSampler):
-    """Draws from all segmentations, in proportion to their probabilities to the power alpha."""
+    """Unigram sampling: draws from all segmentations, in proportion to probability ** alpha."""
 
     def __init__(self, pieces: Sequence[Piece], rate: float) -> None:
         super().__init__(pieces, rate)
@@ -173,7 +176,7 @@ class UnigramSampling(SubwordSampler):
             yield from generator.random(_DRAWN).tolist()
 
     def _sample_unit(self, unit: str, numbers: Iterator[float]) -> Sequence[int]:
-        """Draw the pieces from the last to the first."""
+        """Draw the subwords of a unit, from the last to the first."""
         last_pieces = self._segment(unit)
         drawn, end = [], len(unit)
         while end:
@@ -185,7 +188,10 @@ class UnigramSampling(SubwordSampler):
         return [token for tokens in reversed(drawn) for token in tokens]
 
     def _compute(self, unit: str, *arguments: tuple[int, ...]) -> tuple:
-        """Return the last pieces of each prefix of a unit: sums of probabilities, start positions, ids."""
+        """Return, for each prefix of a unit, its possible last subwords.
+
+        These are lists of cumulative probabilities, start positions, and ids.
+        """
         whole = self._ids.get(unit)
         if whole is not None and self._pieces[whole].kind == USER_DEFINED:  # such as a language tag
             return (*[([], [], [])] * len(unit), ([1.0], [0], [[whole]]))
@@ -217,6 +223,6 @@ _SAMPLERS: dict[str, type[SubwordSampler]] = {"bpe": BpeDropout, "unigram": Unig
 
 
 def make_sampler(model: bytes, rate: float) -> SubwordSampler | None:
-    """Make the sampler of a SentencePiece model; None for models of characters or words."""
+    """Make the sampler for a BPE or unigram SentencePiece model; return None for other kinds of models."""
     kind = _SAMPLERS.get(read_settings(model).kind)
     return None if kind is None else kind(read_pieces(model), rate)

@@ -1,4 +1,4 @@
-"""User-defined symbols: strings that a vocabulary never splits, as the tag of back-translated sources."""
+"""Checks of user-defined symbols: strings that a vocabulary must not split, such as tags of sources."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from flaxformer_mt.vocab.sentencepiece_vocab import Vocab
 
 
 def is_one_piece(vocab: Vocab, symbol: str) -> bool:
-    """The space before a symbol may be a piece of its own."""
+    """Return whether a symbol is a single subword, apart from a separate subword for the space before it."""
     pieces = vocab.pieces(vocab.tokenize(symbol)[:-1])
     return [piece.removeprefix(SPACE) for piece in pieces if piece != SPACE] == [symbol]
 
@@ -23,7 +23,7 @@ def check_symbols(vocab: Vocab, symbols: Sequence[str], *, name: str) -> None:
 
 
 def check_tags(vocab: Vocab, parts: Iterable[Mapping[str, Any]]) -> None:
-    """Raise UserError if the sources' vocabulary splits the `tag` of a data set; `parts`: their reports."""
+    """Raise UserError if the source vocabulary splits a data set's tag; `parts`: reports of data sets."""
     for part in parts:
         tag = part.get("tag", "")
         if tag and not is_one_piece(vocab, tag):
@@ -36,7 +36,7 @@ def check_tags(vocab: Vocab, parts: Iterable[Mapping[str, Any]]) -> None:
 
 def check_language_tags(vocab: Vocab, tags: Iterable[str]) -> None:
     for tag in tags:
-        if tag in vocab.tags or " " in tag:  # a tag with spaces is text, as `translate English to German:`
+        if tag in vocab.tags or " " in tag:  # a tag with spaces is text: `translate English to German:`
             continue
         if vocab.tags:
             raise UserError(

@@ -1,9 +1,9 @@
-"""A tokenizer.json with other pieces: those that stay, in their order, and new ones behind them.
+"""Changes the subwords of a tokenizer.json: removes subwords, and appends new subwords after the others.
 
-A new piece stands for pieces of the original vocabulary, its `parts`, and is used where these would be, next
-to each other. So any text has the ids that it had, but for runs of them that became one new id: a BPE model
-gets the merges of new pieces after all others, and a Unigram model gets new pieces with the sum of the scores
-of their parts, and a little more.
+A new subword replaces a run of adjacent subwords of the original vocabulary, its `parts`. The segmentation of
+text changes only where a new subword replaces its parts. To this end, the merges of new subwords in a BPE
+model come after all other merges, and the score of a new subword in a Unigram model is slightly above the sum
+of the scores of its parts.
 """
 
 import json
@@ -13,19 +13,20 @@ from typing import Any, NamedTuple
 
 from flaxformer_mt.errors import UserError, importing
 
-# What a new piece of a Unigram model scores more than its parts, for each piece that it saves: less than
-# segmentations of a text usually differ by, and more than rounding.
+# The score of a new Unigram subword minus the scores of its parts, for each token that it saves: less than
+# the usual difference between segmentations of a text, and more than rounding errors.
 _BONUS = 1e-4
-# What that is less for each new piece before it: two segmentations are never equally good.
+# The relative decrease of that bonus with each new subword, so that no two segmentations have equal scores.
 _RANK = 1e-6
-# What symbols that no text has score less than any piece.
+# The lowest score of a subword minus the score of a silent symbol, so that no text is segmented into it.
 _NEVER = 1000.0
 
 
 class NewPiece(NamedTuple):
-    """name: its text. parts: the original ids that it stands for.
+    """A new subword for a tokenizer.json.
 
-    pair: what a BPE model merges into it. entry: of a tag that is found before a text is split, the entry.
+    name: the text of the subword. parts: the original ids that it replaces. pair: the two subwords that a BPE
+    model merges into it. entry: the entry in added_tokens, for a language tag.
     """
 
     name: str
@@ -35,10 +36,10 @@ class NewPiece(NamedTuple):
 
 
 class TokenizerJson:
-    """Divides texts into words, and words into pieces, as a tokenizer.json does."""
+    """Splits texts into words, and words into subwords, like the tokenizer of a tokenizer.json."""
 
     def __init__(self, content: bytes, *, silent: Collection[int] = ()) -> None:
-        """silent: ids of symbols whose names inside a text are text."""
+        """Load a tokenizer.json; `silent` are the ids of symbols whose names, in a text, are plain text."""
         with importing("huggingface", what="tokenizer.json"):
             import tokenizers
 
@@ -53,7 +54,7 @@ class TokenizerJson:
             )
         vocab = model["vocab"]
         ids = vocab if isinstance(vocab, dict) else {name: number for number, (name, _) in enumerate(vocab)}
-        # Entries of special symbols and tags, by id, and the name of each id that has one.
+        # The added_tokens entries of special symbols and tags by id, and the name of each id that has a name.
         self.added = {token["id"]: token for token in stored.get("added_tokens", [])}
         self.names = {number: name for name, number in ids.items()}
         self.names |= {number: token["content"] for number, token in self.added.items()}
@@ -64,7 +65,7 @@ class TokenizerJson:
         ]
 
     def count_words(self, texts: Iterable[str]) -> Counter[str]:
-        """Count what a text is divided into before it is split into pieces, as it is spelled in pieces."""
+        """Count the words of texts, as the pre-tokenizer splits and spells them."""
         normalizer, divider = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
         words: Counter[str] = Counter()
         for text in texts:
@@ -76,13 +77,13 @@ class TokenizerJson:
         return [token.id for token in self._tokenizer.model.tokenize(word)]
 
     def count_pieces(self, word: str) -> int:
-        """Return the number of pieces of a word, of which an unknown character is one."""
+        """Return the number of subwords of a word; an unknown character counts as one subword."""
         tokens = [token.value for token in self._tokenizer.model.tokenize(word)]
         known = [token for token in tokens if token in word and token in self._ids]
         return len(known) + len(word) - len("".join(known))
 
     def list_used(self, words: Iterable[str]) -> set[int]:
-        """Return the ids of the pieces of words, and of those that BPE merges on the way to them."""
+        """Return the ids of the subwords of words, including the intermediate subwords of BPE merges."""
         ranks = {pair: rank for rank, pair in enumerate(self._merges)}
         used: set[int] = set()
         for word in words:
@@ -91,7 +92,7 @@ class TokenizerJson:
         return used
 
     def rebuild(self, kept: Sequence[int], new: Sequence[NewPiece]) -> bytes:
-        """Return the file with the pieces of `kept` and the new ones, in this order."""
+        """Return the tokenizer.json with the subwords `kept`, given by id, and then the new subwords."""
         stored = json.loads(self._content)
         numbers = {old: number for number, old in enumerate(kept)}
         names = [*(self.names[old] for old in kept), *(piece.name for piece in new)]
@@ -111,7 +112,7 @@ class TokenizerJson:
         stored["padding"] = stored["truncation"] = None
         around = (stored.get("post_processor") or {}).get("special_tokens") or {}
         if any(numbers.get(old) != old for token in around.values() for old in token["ids"]):
-            stored["post_processor"] = None  # the class makes one for the languages that it is asked for
+            stored["post_processor"] = None  # the tokenizer class makes one for the languages of a text
         return json.dumps(stored, ensure_ascii=False).encode("utf-8")
 
     def _score(self, model: dict[str, Any], kept: Sequence[int], new: Sequence[NewPiece]) -> Iterator[float]:
@@ -125,7 +126,7 @@ class TokenizerJson:
 
 
 def _merge_all(word: str, ranks: Mapping[tuple[str, ...], int]) -> Iterator[str]:
-    """Yield the characters of a word and all pieces that BPE makes of them, one after the other."""
+    """Yield the characters of a word, and then the subwords that BPE merges from them, step by step."""
     pieces = list(word)
     yield from pieces
     while pairs := [pair for pair in zip(pieces, pieces[1:], strict=False) if pair in ranks]:

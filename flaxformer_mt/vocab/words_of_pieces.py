@@ -1,4 +1,4 @@
-"""The words of a text that its pieces belong to."""
+"""Finds the word of a text to which each subword belongs."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,12 +8,12 @@ from flaxformer_mt.unicode_text import split_words
 from flaxformer_mt.vocab.model_file import SPACE
 from flaxformer_mt.vocab.sentencepiece_vocab import Vocab
 
-# The pieces of a space that is no piece itself: in a vocabulary of words, before a word that it lacks.
+# The byte subwords of a space: a vocabulary of words may have no other subword for the space before a word.
 SPACE_BYTES = [f"<0x{byte:02X}>" for byte in SPACE.encode()]
 
 
 def number_pieces(vocab: Vocab, ids: np.ndarray, text: str) -> list[int]:
-    """Index of the word of each piece of a text, whose ids are without eos."""
+    """Return the word index of each subword of a text; `ids` are the subwords, without eos."""
 
     def cut(words: list[str]) -> list[list[str]]:
         return [vocab.pieces(tokens[:-1]) for tokens in vocab.tokenize_all(words)]
@@ -22,14 +22,14 @@ def number_pieces(vocab: Vocab, ids: np.ndarray, text: str) -> list[int]:
 
 
 def find_words(pieces: Sequence[str], text: str, cut: Callable[[list[str]], list[list[str]]]) -> list[int]:
-    """For each piece of a text, the index of its word; `cut` returns the pieces of each word of a list.
+    """Return the word index of each subword of a text; `cut` tokenizes each word of a list into subwords.
 
-    Pieces [_the _dog s _bark] of "the dogs bark" belong to words 0 1 1 2 (_ is SentencePiece's space).
+    The subwords [_the _dog s _bark] of "the dogs bark" belong to words 0 1 1 2 (_ is SentencePiece's space).
 
-    Normalization may split a word ("½" becomes "1/2", and U+00A0 a space) or delete it. If the pieces
-    therefore form another number of words than the text, each word of the text is tokenized alone to count
-    the words that it becomes. If these counts do not add up either, all surplus words of the pieces are
-    assigned to the last word of the text.
+    Normalization may split a word ("½" becomes "1/2", and U+00A0 a space) or delete it, so that the subwords
+    form more or fewer words than the text. Then each word of the text is tokenized separately to count the
+    words that it becomes. If these counts do not add up either, all surplus words are assigned to the last
+    word of the text.
     """
     numbers, total = _number_words(pieces)
     words = split_words(text)
@@ -43,7 +43,7 @@ def find_words(pieces: Sequence[str], text: str, cut: Callable[[list[str]], list
 
 
 def _number_words(pieces: Sequence[str]) -> tuple[list[int], int]:
-    """Index of the word in which each piece starts, and the number of words."""
+    """Return the index of the word in which each subword starts, and the number of words."""
     numbers: list[int] = []
     last, after_space = -1, True
     pieces = list(pieces)
@@ -57,6 +57,6 @@ def _number_words(pieces: Sequence[str]) -> tuple[list[int], int]:
             if part:
                 last, after_space = last + after_space, False
                 first_word = last if first_word is None else first_word
-        # A piece that is only a space belongs to the word after it.
+        # A subword that is only a space belongs to the next word.
         numbers.append(last + 1 if first_word is None else first_word)
     return [max(0, min(number, last)) for number in numbers], last + 1

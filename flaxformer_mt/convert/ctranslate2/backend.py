@@ -1,6 +1,7 @@
-"""Translation by CTranslate2: a backend of the engine.
+"""An engine backend that translates with CTranslate2.
 
-Contains batches of what waits: unlike this package's search, CTranslate2 finishes a batch before the next.
+Waiting segments are translated in batches: unlike the search of this package, CTranslate2 finishes a batch
+before it starts the next one.
 """
 
 import contextlib
@@ -35,14 +36,15 @@ from flaxformer_mt.translation.sentences import SplitSentences, splits_sentences
 from flaxformer_mt.translation.steps import make_steps
 from flaxformer_mt.vocab import Vocab, Vocabs
 
-# Maximum number of sentences of a batch; where requests arrive, which wait for its end, of source tokens.
+# Maximum number of sentences in a batch, or of source tokens if requests arrive over time, since these must
+# wait for the end of a batch.
 _BATCH, _TOKENS = 64, 256
 
 
 def _missing_options(search: SearchConfig) -> list[str]:
-    """Return the options of a search, with their values, that CTranslate2 lacks."""
+    """Return the search options that are set but that CTranslate2 lacks, as "search.NAME=VALUE"."""
     of_method = {"beam": ("coverage_penalty", "diversity_groups"), "sample": ("min_p",)}
-    # CTranslate2's own coverage penalty is of another layer.
+    # CTranslate2's coverage penalty uses another layer.
     return changed_options(search, ("mbr", "rerank", *of_method.get(search.method, ())))
 
 
@@ -71,11 +73,11 @@ def load_engine(
     arriving: bool = False,
     **search: Any,
 ) -> Engine:
-    """Load a model folder of format ctranslate2 as an engine.
+    """Load a model folder of format ctranslate2 as an engine, with the search options of the exported run.
 
-    The search options are those of the exported run. CTranslate2 has no exact stopping and only the length
-    penalty of the kind length, which stands for gnmt at 25 tokens, as in other exports; with any other option
-    that it does not have, nothing is translated.
+    CTranslate2 has no exact stopping. It only supports search.length_penalty_kind=length; gnmt is replaced by
+    the penalty that favors longer translations equally at 25 tokens, as in other exports. Raises UserError
+    for other options that CTranslate2 lacks.
 
     Args:
       split_sentences, capitals: see `LoadOptions`.
@@ -95,7 +97,7 @@ def load_engine(
             f"{', '.join(missing)}: CTranslate2 does not have this; export a run without it, change it "
             "where the command has a flag for it, or give --backend=jax"
         )
-    # Exports of earlier versions do not say what the model was trained on.
+    # Exports of earlier versions do not have the facts about the training data.
     _, several, letter_cases = read_target_lengths(folder)
     changed_cases = choose_cases(capitals, letter_cases)
     changes: dict[str, Any] = {"search": search, "split_sentences": split_sentences}
@@ -109,24 +111,24 @@ def load_engine(
         backend.check_sentence,
         apart=apart,
         changed_cases=changed_cases,
-        # Lines for models with tags of this package's own style bring their tags along.
+        # For models with this package's style of tags, lines contain their tags.
         lines_have_tags=config.data.tag_style == "opus",
     )
     return Engine(steps, backend, config, vocabs, apart=apart, arriving=arriving)
 
 
 class CTranslate2Backend:
-    """Translates segments by CTranslate2, in batches of equal search options."""
+    """Translates segments with CTranslate2, in batches with equal search options."""
 
     has_full_call = False
 
     def __init__(
         self, folder: Path, config: Config, vocabs: Vocabs, *, arriving: bool, changes: Mapping[str, Any]
     ) -> None:
-        """Load the model; `changes` are what was changed of what the folder says."""
+        """Load the model; `changes` are the options that differ from those in the folder."""
         self._folder, self._search, self._vocabs = folder, config.search, vocabs
         self._arriving, self._changes, self.num_active = arriving, changes, 0
-        # Segments, and the number of their hypotheses.
+        # Waiting segments -> number of hypotheses.
         self._waiting: dict[Segment, int] = {}
         with _naming_damage(folder):
             self._model = ctranslate2.Translator(
@@ -154,9 +156,9 @@ class CTranslate2Backend:
         }
 
     def seed(self, first_line: int) -> None:
-        """Seed the samples of a text that goes on at a line; no effect once a sentence has been translated.
+        """Seed the random sampling of a text from a line on; no effect after the first translated sentence.
 
-        The samples depend on the seed, and unlike those of this package on all sentences before.
+        Unlike the samples of this package, samples of CTranslate2 also depend on all previous sentences.
         """
         ctranslate2.set_random_seed((self._search.seed + first_line) % 2**32)
 
@@ -173,7 +175,7 @@ class CTranslate2Backend:
         )
 
     def submit(self, segments: Sequence[Segment], *, n_best: int) -> None:
-        """Add segments; those of lines of similar lengths share a batch."""
+        """Add segments to translate; segments of lines with similar lengths share a batch."""
         if segments:
             self.seed(min(segment.request.seed for segment in segments) - 1)
         for segment in sorted(segments, key=lambda segment: len(segment.request.text)):
@@ -186,13 +188,13 @@ class CTranslate2Backend:
         return len(self._waiting)
 
     def step(self, *, more: bool = False) -> list[tuple[Segment, Translation | Exception]]:
-        """Translate a batch of the segments that wait, of one number of hypotheses."""
+        """Translate a batch of waiting segments that need the same number of hypotheses."""
         segments = list(self._waiting)
         if (
             self._arriving
-        ):  # the first part of each line before all second ones: a long text holds up no others
+        ):  # first segments of all lines before second ones, so that a long text does not delay others
             segments.sort(key=lambda segment: segment.number)
-        # A call has one length limit; attention costs time and is asked for separately.
+        # A call has a single length limit; attention takes time and is requested separately.
         alike, batch, tokens = None, list[Segment](), 0
         for segment in segments:
             kind = self._waiting[segment], segment.annotations.watched_any
@@ -213,7 +215,7 @@ class CTranslate2Backend:
         ]
 
     def _translate(self, sentences: list[Sentence], n_best: int, attention: bool) -> list[Any]:
-        """Return the result of each sentence; a call has one minimum for all of its sentences."""
+        """Return the result of each sentence, with one call of CTranslate2 per minimum length."""
         results: list[Any] = [None] * len(sentences)
         shortest = [self._shortest(sentence) for sentence in sentences]
         for least in sorted(set(shortest)):
@@ -225,9 +227,7 @@ class CTranslate2Backend:
         return results
 
     def _shortest(self, sentence: Sentence) -> int:
-        """Return the minimum length of a translation, with the end symbol, which may come where its
-        limit is.
-        """
+        """Return the minimum length of a translation including the end symbol, at most its length limit."""
         options, length = self._search, len(sentence.source)
         return min(
             int(options.min_length_ratio * length + options.min_length_offset), self._lengths.limit(length)
@@ -253,7 +253,7 @@ class CTranslate2Backend:
         return rank([self._read_one(segment, result, place) for place in range(len(result.hypotheses))])
 
     def _read_one(self, segment: Segment, result: Any, place: int) -> Translation:
-        # A call has one limit, that of its longest source; greedy search with the segment's own ends there.
+        # A call has one length limit, for its longest source; tokens beyond the segment's own limit are cut.
         score, longest = result.scores[place], self._lengths.limit(len(segment.ids))
         tokens = tuple(self._ids[piece] for piece in result.hypotheses[place][:longest])
         length = (len(tokens) + 1) ** self._arguments["length_penalty"]
@@ -261,7 +261,7 @@ class CTranslate2Backend:
         translation = Translation(text, score, score * length, tokens)
         if not segment.annotations.watched_any:
             return translation
-        # One row for each piece, without the end symbol; its column may be missing too.
+        # One row per subword, without the end symbol, whose column may be missing as well.
         attention = np.zeros((len(tokens), len(segment.ids)), np.float32)
         for row, weights in zip(attention, result.attention[place], strict=False):
             row[: len(weights)] = weights[: len(row)]
@@ -272,7 +272,7 @@ class CTranslate2Backend:
 def _naming_damage(folder: Path) -> Iterator[None]:
     try:
         yield
-    # Of its model.bin, a variable that it lacks, or a piece that its vocabulary lacks.
+    # Errors of model.bin, of a missing variable, and of a subword that is missing in the vocabulary.
     except (RuntimeError, ValueError, IndexError) as error:
         raise UserError(f"{folder} is damaged: {first_line(error)}; export the run again") from error
 

@@ -1,26 +1,27 @@
-"""Format ctranslate2: writes a model folder for CTranslate2; export only.
+"""Format ctranslate2: writes a model folder for CTranslate2 (export only).
 
 Files: model.bin; config.json (CTranslate2's fields and the entry of this package); shared_vocabulary.json, or
 source_vocabulary.json and target_vocabulary.json; the SentencePiece models source.spm and target.spm; vocab/
-as in every format; with a shortlist vmap.txt, for translate_batch(..., use_vmap=True). A source consists of
-SentencePiece pieces without special tokens; CTranslate2 appends the end symbol. The folder of a pretrained
-model has its own tokenizer in vocab/tokenizer in place of the SentencePiece models, and sources and target
-prefixes begin with the tags of languages that the model has.
+as in every format; with a shortlist, vmap.txt for translate_batch(..., use_vmap=True). A source consists of
+SentencePiece subwords without special tokens; CTranslate2 appends the end symbol. For a pretrained model, the
+folder has the model's tokenizer in vocab/tokenizer instead of SentencePiece models, and sources and target
+prefixes begin with the language tags of the model, if it has any.
 
     source = SentencePieceProcessor(model_file="DIR/source.spm").encode(line, out_type=str)
     translator = ctranslate2.Translator("DIR")
     result = translator.translate_batch([source], beam_size=1, min_decoding_length=0, max_input_length=0,
                                         suppress_sequences=[["<pad>"], ["<s>"]], max_decoding_length=N)
 
-This call gives the tokens of this package's greedy search, up to rounding. N is the length limit in tokens
-with the end symbol, one of the call; this package has one per source, int(search.max_length_ratio * length +
-search.max_length_offset). The other arguments replace defaults: min_decoding_length=1 forbids empty
-translations, max_input_length=1024 silently truncates sources, and pad and bos are ordinary tokens there.
+This call gives the tokens of this package's greedy search, up to rounding. N is the length limit of the call,
+in tokens including the end symbol. This package has a limit per source instead: int(search.max_length_ratio *
+length + search.max_length_offset). The other arguments replace defaults of CTranslate2: min_decoding_length=1
+forbids empty translations, max_input_length=1024 silently truncates sources, and pad and bos are ordinary
+tokens.
 
 Beam search differs. CTranslate2 divides a log-probability by length ** length_penalty (default 1), this
 package by ((5 + length) / 6) ** length_penalty; both count the end symbol. CTranslate2 stops when beam_size *
 patience hypotheses have ended, this package when no unfinished hypothesis can win. CTranslate2 replaces ended
-hypotheses by the next best candidates, this package does not.
+hypotheses by the next best candidates; this package does not.
 """
 
 from collections.abc import Iterator
@@ -85,7 +86,7 @@ _FIELDS = (
 
 
 def make_spec(config: ModelConfig, leaves: Leaves) -> transformer_spec.TransformerSpec:
-    """Build a TransformerSpec with copies of all arrays; the caller adds vocabularies and special tokens."""
+    """Make a TransformerSpec with copies of all arrays, but without vocabularies and special tokens."""
     spec = _empty_spec(config)
     leaves = dict(_adapt_leaves(config, leaves))
     shapes = {path: leaf.shape for path, leaf in leaves.items()}
@@ -117,7 +118,7 @@ def make_spec(config: ModelConfig, leaves: Leaves) -> transformer_spec.Transform
 
 
 def quantize(spec: transformer_spec.TransformerSpec, quantization: str) -> None:
-    """Check that all variables are set, then convert the matrices; quantization "none" keeps float32."""
+    """Check that all variables are set, and quantize the matrices ("none": keep float32)."""
     spec.validate()
     if not quantization.endswith("bfloat16"):
         spec.optimize(None if quantization == "none" else quantization)
@@ -142,7 +143,7 @@ def _empty_spec(config: ModelConfig) -> transformer_spec.TransformerSpec:
         "ffn_glu": config.activation in _GATED,
         "rms_norm": config.norm == "rms",
         "head_dim": None if head_dim * config.num_heads == config.model_dim else head_dim,
-        # Rotary embeddings rotate numbers i and i + key_dim / 2 of each head as a pair.
+        # Rotary embeddings rotate elements i and i + key_dim / 2 of each head as a pair.
         "rotary_dim": key_dim if config.positions == "rotary" else None,
         "rotary_interleave": False,
         "relative_attention_bias": config.positions == "relative",
@@ -169,15 +170,15 @@ def _empty_spec(config: ModelConfig) -> transformer_spec.TransformerSpec:
 
 
 def _head_dims(config: ModelConfig) -> tuple[int, int]:
-    """Size of queries and keys of a head, and the common size to which all heads are padded."""
+    """Return the size of queries and keys in a head, and the size to which all heads are padded."""
     key_dim = value_of(config, "key_dim")
     return key_dim, max(key_dim, value_of(config, "value_dim"))
 
 
 def _adapt_leaves(config: ModelConfig, leaves: Leaves) -> Iterator[tuple[str, np.ndarray]]:
-    """Pad all heads with zeros to one size, and drop learned positions before the first one in use.
+    """Pad all heads with zeros to the same size, and drop learned positions before the first used position.
 
-    The zeros change neither the product of queries and keys nor that of values and the output matrix.
+    The zeros change neither the attention scores nor the outputs.
     """
     _, head_dim = _head_dims(config)
     for path, leaf in leaves.items():
@@ -200,7 +201,7 @@ def _zero_pad(leaf: np.ndarray, size: int, *, axis: int) -> np.ndarray:
 
 
 def _constants(config: ModelConfig) -> Iterator[Constant]:
-    """Return the tables of positions, which Flax computes and CTranslate2 stores."""
+    """Yield the sinusoidal position tables, which Flax computes and CTranslate2 stores."""
     if config.positions in SINUSOIDAL_TABLES:
         first, longest = config.first_position, config.longest_input or 0
         encodings = SINUSOIDAL_TABLES[config.positions](first + longest, config.model_dim)[first:]
@@ -281,7 +282,7 @@ def _open(folder: Path) -> Outputs:
 
 
 def _without_eos(ids: np.ndarray, vocab: Vocab) -> list[str]:
-    """Return pieces of a sentence without its end symbol, which CTranslate2 appends itself."""
+    """Return the subwords of a sentence without the end symbol, which CTranslate2 appends."""
     if not len(ids) or ids[-1] != vocab.eos_id:
         raise ValueError(f"sentences must end in eos, {vocab.eos_id}, but got {ids.tolist()}")
     return vocab.pieces(ids[:-1])

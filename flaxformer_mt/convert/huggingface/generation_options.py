@@ -1,17 +1,17 @@
-"""Converts between the search options of a config and those of `generate` in transformers.
+"""Converts between the search options of a config and the options of `generate` in transformers.
 
-Owns generation_config.json, which reproduces this package's search as far as possible: the same number of
-beams, the same forbidden symbols (padding, the start symbol and those of the config; neither system
+Reads and writes generation_config.json, which reproduces this package's search as far as possible: the same
+number of beams, the same forbidden symbols (padding, the start symbol and those of the config; neither system
 renormalizes the other probabilities), no forced symbol at the length limit. Options that the other system
-lacks are reported. Differences that are not:
+lacks are reported. The following differences are not reported:
  * Length penalty. This package divides a log-probability by ((5 + n) / 6) ** alpha, transformers by
-   n ** length_penalty; n includes the end symbol in both. An exported length_penalty is alpha * 25 / 30: at
-   25 tokens both favor longer translations equally. With search.length_penalty_kind=length, as imported
-   models have it, both formulas are the same.
+   n ** length_penalty; n is the length with the end symbol in both. The exported length_penalty is alpha *
+   25 / 30, so that at 25 tokens both systems favor longer translations equally. With
+   search.length_penalty_kind=length, which imported models have, both formulas are the same.
  * Length limit. The exported max_length is the limit for a source of data.max_source_length tokens.
- * Stopping. With early_stopping=false, transformers takes the penalty of the best unfinished hypothesis at
-   its present length, this package at the length limit of the sentence. With early_stopping="never" it
-   would take it at max_length, up to which most searches would run.
+ * Stopping. With early_stopping=false, transformers computes the penalty of the best unfinished hypothesis at
+   its current length, this package at the length limit of the sentence. With early_stopping="never",
+   transformers would compute it at max_length, and most searches would run up to that length.
 """
 
 from pathlib import Path
@@ -88,13 +88,16 @@ def write_generation(config: Config, vocab: Vocab, folder: Path, *, longest_targ
 
 
 def length_power(search: SearchConfig) -> float:
-    """Return the power of the length by which other systems divide log-probabilities."""
+    """Return the length penalty for systems that divide log-probabilities by length ** penalty.
+
+    For search.length_penalty_kind=gnmt, both penalties favor longer translations equally at 25 tokens.
+    """
     gnmt = search.length_penalty_kind == "gnmt"
     return search.length_penalty * (_TYPICAL_LENGTH / (5 + _TYPICAL_LENGTH) if gnmt else 1)
 
 
 def lost_options(search: SearchConfig) -> list[str]:
-    """Return the options of a search, with their values, that generation_config.json cannot express."""
+    """Return the search options that are set but that generation_config.json cannot express."""
     names = ["rerank", "mbr", "min_length_ratio"]
     if search.method == "beam":
         names += ["coverage_penalty", "diversity_groups"] + ["patience"] * (search.stopping == "inexact")
@@ -118,7 +121,7 @@ def read_search(folder: Path, fields: dict[str, Any], vocab: Vocab) -> SearchCon
 
 
 def _make_search(settings: dict[str, Any], vocab: Vocab) -> tuple[SearchConfig, list[str]]:
-    """Return the search, and what of the settings it leaves out."""
+    """Convert settings of transformers to a search config; also return descriptions of ignored settings."""
 
     def number(name: str, default: float) -> float:
         value = settings.get(name)
@@ -158,8 +161,8 @@ def _make_search(settings: dict[str, Any], vocab: Vocab) -> tuple[SearchConfig, 
 
 
 def _list_foreign(settings: dict[str, Any], vocab: Vocab) -> list[str]:
-    """List the options without a counterpart here, with their values, that change something."""
-    # What translations begin with is not a search option here: the tag of the target language, or <s>.
+    """List the options of transformers that have an effect there but no counterpart in this package."""
+    # The first symbol of translations, such as a language tag or <s>, is not a search option in this package.
     foreign = _FOREIGN | {"forced_bos_token_id": tuple(vocab.silent_ids)}
     options = [
         f"{name} is {settings[name]}"
@@ -172,7 +175,7 @@ def _list_foreign(settings: dict[str, Any], vocab: Vocab) -> list[str]:
 
 
 def _suppressed(settings: dict[str, Any], vocab: Vocab) -> tuple[tuple[str, ...], int]:
-    """Forbidden pieces, and the number of forbidden sequences."""
+    """Return the forbidden subwords, and the number of forbidden sequences of several tokens."""
     words = [[word] if isinstance(word, int) else list(word) for word in settings.get("bad_words_ids") or []]
     words += [[token] for token in settings.get("suppress_tokens") or []]
     # The search never selects pad and bos, and transformers does not forbid the end symbol either.

@@ -1,16 +1,16 @@
-"""Formats marian and hf-pre-norm: arrays as in BART, with a tokenizer of this package.
+"""Formats marian and hf-pre-norm: classes of transformers for models with a vocabulary of this package.
 
-marian is MarianMTModel, the class of the OPUS-MT models; post-norm. hf-pre-norm is
+marian is MarianMTModel, the post-norm class of the OPUS-MT models. hf-pre-norm is
 PegasusForConditionalGeneration, with one embedding for both languages; Pegasus models with their own
-tokenizer (spiece.model) are not read. Both folders are loaded by AutoModelForSeq2SeqLM and AutoTokenizer:
+tokenizer (spiece.model) are not supported. AutoModelForSeq2SeqLM and AutoTokenizer load both formats:
 
     tokenizer, model = AutoTokenizer.from_pretrained(DIR), AutoModelForSeq2SeqLM.from_pretrained(DIR)
     tokenizer.batch_decode(model.generate(**tokenizer(lines, return_tensors="pt", padding=True)),
                            skip_special_tokens=True)
 
 Position tables have 512 rows, or more if the longest source or translation needs them. Models without a start
-symbol begin translations with the padding symbol, in both systems. Two flags of config.json tie the
-embeddings and the output of the class. With model.tying=embeddings the class stores two copies of the
+symbol begin translations with the padding symbol, in both systems. Two flags of config.json determine whether
+the embeddings and the output matrix are tied. With model.tying=embeddings, the class stores two copies of the
 embedding, which are equal until the model is trained further.
 """
 
@@ -84,7 +84,7 @@ def _make_constants(model: ModelConfig, positions: int, vocab_size: int) -> Iter
     for stack in ("encoder", "decoder"):
         name = f"model.{stack}.embed_positions.weight"
         if model.positions == "sinusoidal_halves":
-            # Files of earlier versions of transformers have the table, of which row 1 is that of padding.
+            # Files of earlier versions of transformers have the table, in which row 1 is for padding.
             table = sinusoidal_half_table(positions, model.model_dim)
             table[1] = 0
             yield Constant(f"{name}s", table, True, tolerance=TABLE_TOLERANCE)
@@ -95,7 +95,7 @@ def _make_constants(model: ModelConfig, positions: int, vocab_size: int) -> Iter
 
 
 def open_bart_tensors(folder: Path) -> dict[str, Any]:
-    """Open the tensors of a folder; those of the base class get the names that they have in the others."""
+    """Open the tensors of a folder; for files of the base class, add the prefix "model." to names."""
     tensors = open_tensors(folder)
     if any(name.startswith("model.") for name in tensors):
         return tensors
@@ -120,7 +120,7 @@ def open_model(path: Path, overrides: ImportOverrides | None = None) -> Outputs:
     logging.disable_progress_bar()  # our own lines say what is done
     logging.set_verbosity_error()
     folder = path if path.is_dir() else path.parent
-    # Whatever kernels config.json asks for: they differ in rounding, and may not be installed.
+    # Always "eager": other attention kernels round differently or may not be installed.
     model, report = AutoModelForSeq2SeqLM.from_pretrained(
         folder,
         output_loading_info=True,
@@ -129,7 +129,7 @@ def open_model(path: Path, overrides: ImportOverrides | None = None) -> Outputs:
         attn_implementation="eager",
         key_mapping={WRAPPERS: ""},
     )
-    del report["unexpected_keys"]  # such as tables that the class computes: `read` knows all names of a file
+    del report["unexpected_keys"]  # such as tables that the class computes; `read` checks all names
     if mismatches := {kind: sorted(map(str, names)) for kind, names in report.items() if names}:
         raise UserError(f"{folder}: transformers reports missing or wrong arrays: {mismatches}")
     model.eval()
@@ -151,10 +151,10 @@ _FORMAT_OF_NORM_POSITION = {"pre": "hf-pre-norm", "post": "marian"}
 
 @dataclass(frozen=True)
 class HuggingFaceFormat:
-    """A format whose folder is loaded by `from_pretrained` of transformers.
+    """A format whose folders are loaded by `from_pretrained` of transformers.
 
-    name: the name of the format. model_type, class_name: the type and class in transformers.
-    fields: the network's fields.
+    name: name of the format. model_type, class_name: type and class of the model in transformers.
+    fields: table of the network's fields.
     """
 
     name: str
@@ -187,7 +187,7 @@ class HuggingFaceFormat:
     def _write(self, weights: Weights, folder: Path, quantization: str) -> None:
         config, vocabs = weights.config, weights.vocabs
         table = make_bart_table(config, vocabs, what=self.name, positions=num_positions(config))
-        # With tied embeddings alone the class stores copies.
+        # If only the embeddings are tied, the class stores copies.
         tensors = table.to_foreign(weights.leaves, tied=config.model.tying == "embeddings")
         write_tokenizer(vocabs, config, folder)
         write_generation(config, vocabs.target, folder, longest_target=longest_target(config))

@@ -1,4 +1,4 @@
-"""Converts between a config and the config.json of Marian and Pegasus."""
+"""Converts between a config of this package and config.json of Marian and Pegasus models."""
 
 import typing
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from flaxformer_mt.convert.network_fields import Bounds, Field, Fields, any_valu
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocabs
 
-# activation_function -> model.activation; an export has the first name of several.
+# activation_function -> model.activation; exports use the first of several names.
 _ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -26,7 +26,7 @@ _ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "swish": "silu",
 }
-# The network's fields that BART's relatives share, with the defaults of transformers 5.
+# The network's fields that BART-like models share, with the defaults of transformers 5.
 BART_FIELDS = (
     Field("max_positions", "max_position_embeddings", default=1024),
     Field("model_dim", "d_model", default=1024),
@@ -42,19 +42,19 @@ BART_FIELDS = (
     Field("padding_mask", values=("source", "both")),
     *any_value("output_bias"),
 )
-# Of the ids in config.json: kind and bounds.
+# Types and bounds of the ids in config.json.
 ID_BOUNDS: dict[str, Bounds] = {
     **dict.fromkeys(("vocab_size", "decoder_vocab_size"), (int, 1, 1 << 24)),
     **dict.fromkeys(("decoder_start_token_id", "pad_token_id", "bos_token_id"), (int, 0, 1 << 24)),
 }
-# The longest sentences of an imported model's config, in tokens; OPUS-MT models have as many positions.
+# Maximum sentence length in the config of an imported model, in tokens; OPUS-MT models have 512 positions.
 LONGEST = 512
 
 _REQUIRED = ("vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id")
 
 
 def find_problems(fields: Mapping[str, Any], size: int, folder: Path, width: int) -> list[str]:
-    """List what is not read of a config.json, whose targets have ids below `size`."""
+    """List the reasons why a model cannot be imported: quantization, ids that are not below `size`, sizes."""
     problems = []
     if fields.get("quantization_config") is not None:
         problems.append(
@@ -66,7 +66,7 @@ def find_problems(fields: Mapping[str, Any], size: int, folder: Path, width: int
         for name in ("decoder_start_token_id", "pad_token_id", "eos_token_id")
         if type(fields[name]) is not int or not 0 <= fields[name] < size
     ]
-    # The files hold at least one byte for each number.
+    # The files have at least one byte per parameter.
     rows, stored = max(size, fields["vocab_size"]), stored_bytes(folder)
     if rows * width > stored:
         problems.append(
@@ -77,7 +77,7 @@ def find_problems(fields: Mapping[str, Any], size: int, folder: Path, width: int
 
 
 def make_data_config(most: int | None, **others: Any) -> DataConfig:
-    """Return the section `data` for a model that takes at most so many tokens (None: any number)."""
+    """Return the section `data` of a config for a model with at most `most` positions (None: no limit)."""
     longest, defaults = min(most or LONGEST, LONGEST), DataConfig()
     return DataConfig(
         max_source_length=longest,
@@ -88,13 +88,16 @@ def make_data_config(most: int | None, **others: Any) -> DataConfig:
 
 
 def num_positions(config: Config) -> int:
-    """Return rows of the position tables: 512, or more for longer inputs, at most model.max_positions."""
+    """Return the number of rows of position tables: 512, or more for longer inputs.
+
+    The maximum is model.max_positions.
+    """
     longest = config.model.longest_input or LONGEST
     return min(longest, max(LONGEST, config.data.max_source_length, longest_target(config)))
 
 
 def longest_target(config: Config) -> int:
-    """Return the length limit of the translation of the longest source, in tokens with the end symbol."""
+    """Return the length limit for the translation of the longest source, in tokens with the end symbol."""
     search = config.search
     limit = int(search.max_length_ratio * config.data.max_source_length + search.max_length_offset)
     return max(1, min(limit, config.model.longest_input or limit))
@@ -109,13 +112,13 @@ def make_model_fields(fields: Fields, config: Config, vocabs: Vocabs) -> dict[st
         **write_options(fields, config.model),
         "max_position_embeddings": num_positions(config),
         **special_ids(vocabs.target),
-        # The defaults of the classes would force every translation to end in token 0 or 1.
+        # By default, the classes force every translation to end in token 0 or 1.
         "forced_eos_token_id": None,
     }
 
 
 def read_model_fields(fields: Fields, folder: Path) -> tuple[dict[str, Any], ModelConfig]:
-    """Return config.json, and the network that it describes."""
+    """Read config.json; return its content and the network that it describes."""
     stored = read_config_json(folder)
     path = folder / CONFIG_NAME
     if missing := [name for name in _REQUIRED if stored.get(name) is None]:
@@ -149,7 +152,7 @@ def make_config(folder: Path, fields: dict[str, Any], network: ModelConfig, voca
 def _make_vocab_config(folder: Path) -> VocabConfig:
     settings = {side: read_tokenizer_settings(folder, side) for side in ("source", "target")}
     known = typing.get_args(Normalization)
-    # Rules under another name are closest to the usual ones.
+    # Rules with an unknown name are assumed to be close to the usual rules.
     names: Any = {
         side: stored.normalization if stored.normalization in known else "nmt_nfkc"
         for side, stored in settings.items()

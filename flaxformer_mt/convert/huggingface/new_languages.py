@@ -1,4 +1,4 @@
-"""The languages that a pretrained model is to learn, as the user names them, and the tags that they get."""
+"""Reads the new languages that a user requests for a pretrained model, and chooses their language tags."""
 
 import difflib
 import re
@@ -15,12 +15,13 @@ from flaxformer_mt.vocab.symbols import is_one_piece
 
 
 class NewVocabulary(NamedTuple):
-    """What the vocabulary of a pretrained model is to have.
+    """Changes to the vocabulary of a pretrained model.
 
-    text: files; pieces stay that occur in them. With new languages, files of the known ones are told by the
-      ends of their names, as corpus.ru; if each has a file, other pieces go.
-    languages: new ones, each with a related one whose tag's row is copied, as in tyv_Cyrl:kaz_Cyrl.
-    pieces: number of pieces that are learned for them. None: the frequent ones of words that are split badly.
+    text: text files. Without new languages, subwords that occur in no file are removed. With new languages,
+      this is done if every known language has a file, named like corpus.ru.
+    languages: new languages, each with a related language whose tag's embedding row is copied, as in
+      tyv_Cyrl:kaz_Cyrl.
+    pieces: number of new subwords to learn. None: learn frequent subwords of words that are split too finely.
     """
 
     text: Sequence[str | Path] = ()
@@ -29,14 +30,20 @@ class NewVocabulary(NamedTuple):
 
 
 class NewTag(NamedTuple):
-    """A tag that the vocabulary gets, and the one whose row it copies; "": the mean of its spelling."""
+    """A new language tag, and the existing tag (`relative`) whose embedding row is copied.
+
+    If `relative` is "", the row is the mean of the rows of the subwords that spell the tag.
+    """
 
     name: str
     relative: str
 
 
 def read_new_tags(weights: Weights, request: NewVocabulary, languages: Sequence[str]) -> list[NewTag]:
-    """Return the tags that the vocabulary gets: T5 models without tags get one for each language."""
+    """Check the request, and return the tags to add to the vocabulary.
+
+    T5 models without language tags get a tag for each of `languages`.
+    """
     style, vocab = weights.config.data.tag_style, weights.vocabs.target
     if request.pieces is not None and not request.languages:
         raise UserError(f"--new_pieces is {request.pieces} without --new_language; name the language too")

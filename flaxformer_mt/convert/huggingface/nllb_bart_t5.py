@@ -1,4 +1,4 @@
-"""Format hf: the models of Hugging Face's Hub that translation starts from, to and from their own layout.
+"""Format hf: exports and imports pretrained models in the layout of their classes in transformers.
 
     bart                BART
     mbart               mBART-50
@@ -6,8 +6,8 @@
     t5, mt5             T5, T5 1.1, mT5, MADLAD-400, ByT5
     marian, pegasus     the formats marian and hf-pre-norm
 
-The model_type of config.json says which one it is. An export writes the arrays under the names of the class,
-and all other files as the import has found or changed them.
+The model_type in config.json determines the kind of model. An export writes the arrays under the names of the
+class, and all other files as the import read or changed them.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ from flaxformer_mt.convert.stored_tensors import WEIGHTS_NAME, open_tensors, sav
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.vocab import PretrainedVocab, Vocabs
 
-# Ends of names of arrays that early files have and no version of transformers uses.
+# Suffixes of array names that occur in early files but that no version of transformers uses.
 UNUSED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight", "coder.version")
 
 _T5_NAMES = """
@@ -63,7 +63,7 @@ _T5_FEEDFORWARD = (
 
 
 def _make_t5_table(config: Config, vocabs: Vocabs) -> Table:
-    # The gate of two input matrices is the first one.
+    # Of two input matrices, the gate is the first one.
     gated = config.model.activation in ("swiglu", "geglu_tanh")
     layers = ("(gate|input|output)", "(wi_0|wi_1|wo)") if gated else ("(input|output)", "(wi|wo)")
     rules = [*read_names(_T5_NAMES), *read_names(_T5_FEEDFORWARD % layers)]
@@ -73,7 +73,7 @@ def _make_t5_table(config: Config, vocabs: Vocabs) -> Table:
 _NAME = "hf"
 # Number of lines on which tokenizers are compared.
 _LINES = 1000
-# The formats of models with a vocabulary of this package, by the model_type of their classes.
+# The formats for models with a vocabulary of this package, by model_type.
 _WITH_OUR_VOCABULARY = {"marian": marian_pegasus.MARIAN, "pegasus": marian_pegasus.PEGASUS}
 
 
@@ -123,17 +123,17 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
 
 
 def _name_languages(config: Config, vocab: PretrainedVocab) -> dict[str, str]:
-    """Return the languages of the run as the tokenizer's settings name them, if they do."""
+    """Return the run's languages for the settings of the tokenizer; {} if the settings name no languages."""
     settings = vocab.files.get(SETTINGS, b"")
     direction = find_directions(config.data)[0]
     target = choose_target_tag(config.data, direction)
     if not target or b'"src_lang": "' not in settings:
         return {}
     tags = (*choose_tags(config.data, direction), target)
-    if vocab.metadata.kind == "m2m_100":  # its class names languages without the lines around their tags
+    if vocab.metadata.kind == "m2m_100":  # its class uses language codes without the underscores around tags
         tags = tuple(tag.strip("_") for tag in tags)
     if b"MBart50Tokenizer" in settings and tags[0] not in list_codes("mbart_50", {}):
-        return {}  # the class begins with a source language of its list only
+        return {}  # the class only accepts source languages of its list
     return {"src_lang": tags[0], "tgt_lang": tags[1]}
 
 
@@ -170,7 +170,7 @@ def _read(path: Path, overrides: ImportOverrides) -> Weights:
 
 
 def _is_tied(family: Family, tensors: Mapping[str, Any]) -> bool:
-    """Return whether the output matrix is the embedding, by what the file has, as transformers decides it."""
+    """Return whether the output matrix is tied to the embedding, which depends on the arrays in the file."""
     shared = "shared.weight" if family.is_t5 else "model.shared.weight"
     if "lm_head.weight" not in tensors or shared not in tensors:
         return True
@@ -179,7 +179,7 @@ def _is_tied(family: Family, tensors: Mapping[str, Any]) -> bool:
 
 
 def _compare_ids(weights: Weights, folder: Path) -> dict[str, Any]:
-    """Compare the ids of transformers' tokenizer on lines of random pieces, and of all tags."""
+    """Compare the ids of transformers' tokenizer with the run's, on random lines and on all tags."""
     from transformers import AutoTokenizer
 
     vocab = weights.vocabs.target
@@ -187,7 +187,7 @@ def _compare_ids(weights: Weights, folder: Path) -> dict[str, Any]:
         return {}
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     ids = np.random.default_rng(0).integers(0, vocab.size, (_LINES, 12)).tolist()
-    special = tokenizer.all_special_tokens  # in a text they are symbols there, and text here
+    special = tokenizer.all_special_tokens  # in a text, symbols for transformers, and text for this package
     lines = [line for line in vocab.detokenize_all(ids) if not any(name in line for name in special)]
     start = int(vocab.metadata.target_tags)  # their ids begin with a tag
     pairs = zip(lines, vocab.tokenize_all(lines), tokenizer(lines)["input_ids"], strict=True)

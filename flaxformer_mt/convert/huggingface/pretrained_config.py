@@ -1,4 +1,4 @@
-"""From config.json and tokenizer of a pretrained model to a config: BART, mBART, M2M100 (NLLB), T5, mT5."""
+"""Reads config.json and the tokenizer of pretrained models: BART, mBART, M2M100 (NLLB), T5 and mT5."""
 
 import importlib
 import json
@@ -23,10 +23,10 @@ from flaxformer_mt.vocab.pretrained_tokenizers import (
     make_segmenter,
 )
 
-# Rows of a table of positions before the first one in use.
+# Number of unused rows at the start of a position table.
 _OFFSET = 2
 
-# Defaults of config.json that are those of ids, and of one family alone.
+# Defaults for config.json: ids, and fields whose default differs between families.
 _BART_IDS = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
 _T5_IDS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
 _FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -74,7 +74,7 @@ T5_FIELDS = (
     Field("dropout_rate", "dropout_rate", default=0.1),
     *any_value("logit_scale"),
 )
-# For what a file holds, `make_model_config` chooses one of several values.
+# Of several supported values, `make_model_config` chooses one by the content of the files.
 BART_FIELDS = (
     *model_config.BART_FIELDS,
     _TYING,
@@ -83,7 +83,7 @@ BART_FIELDS = (
     *any_value("norm_position", "embedding_norm", "final_norm"),
 )
 
-# The files that are kept, of those that exist.
+# The files that a run keeps, if they exist.
 _KEPT = (
     *(TOKENIZER_JSON, SETTINGS, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
     *("config.json", "generation_config.json", *SENTENCEPIECE_NAMES),
@@ -91,7 +91,7 @@ _KEPT = (
 
 
 class Family(NamedTuple):
-    """The sort of a model, the fields of its config.json, and the network as far as these say it."""
+    """The kind of a pretrained model, the fields of its config.json, and the network that they describe."""
 
     model_type: str
     fields: dict[str, Any]
@@ -145,7 +145,7 @@ def make_model_config(family: Family, *, tied: bool, output_bias: bool) -> Model
 
 
 def _scales_output(family: Family) -> bool:
-    """Return whether the output is divided by sqrt(d_model), as in the first T5 models."""
+    """Return whether logits are divided by sqrt(d_model), as in the first T5 models."""
     if family.model_type == "mt5":
         return False
     tied = family.fields.get("tie_word_embeddings", True) is not False
@@ -153,7 +153,7 @@ def _scales_output(family: Family) -> bool:
 
 
 def read_vocab(folder: Path, family: Family) -> tuple[PretrainedVocab, dict[str, Any]]:
-    """Read the vocabulary of a folder; return it with the fields of the section `data` that belong to it."""
+    """Read the vocabulary of a folder; also return the fields of the section `data` that depend on it."""
     files = {
         name: read_bytes(folder / name, remedy="copy or download it again")
         for name in _KEPT
@@ -210,7 +210,7 @@ def _choose_kind(family: Family, files: Mapping[str, bytes], tokenizer: str, fol
 def _find_tags(
     family: Family, kind: Kind, pieces: list[str], settings: Mapping[str, Any]
 ) -> tuple[TagStyle, dict[str, int]]:
-    """Return the style of the family's language tags, and the id of each."""
+    """Return the style of the model's language tags, and the ids of the tags by name."""
     if family.is_t5:
         return _find_t5_tags(family, pieces)
     if family.model_type == "bart":
@@ -221,7 +221,7 @@ def _find_tags(
         style = "m2m_100" if is_m2m_100 else "nllb"
     if kind == "json":
         return style, _find_pieces(pieces, style)
-    # Without tokenizer.json, the class of the tokenizer puts the tags after all pieces.
+    # Without tokenizer.json, the class of the tokenizer puts the tags after all subwords.
     codes = list_codes(style, settings)
     return style, {code: len(pieces) + number for number, code in enumerate(codes)}
 
@@ -262,7 +262,7 @@ def _make_data_fields(style: TagStyle, settings: Mapping[str, Any]) -> dict[str,
 
 
 def write_vocab(vocab: PretrainedVocab, folder: Path, changes: Mapping[str, dict[str, Any]]) -> None:
-    """Write the files of a tokenizer, with the changes of some fields of those that are JSON."""
+    """Write the files of a tokenizer; `changes` are new values of fields in its JSON files, by file name."""
     for name, content in vocab.files.items():
         if name in changes:
             stored = json.loads(content)

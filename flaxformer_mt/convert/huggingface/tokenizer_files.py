@@ -1,16 +1,16 @@
-"""Tokenizer files of Hugging Face's MarianTokenizer, to and from the vocabularies.
+"""Converts between vocabularies and the tokenizer files of Hugging Face's MarianTokenizer.
 
-MarianTokenizer segments text with one SentencePiece model per language, then looks
-up the pieces in vocab.json, whose ids need not be those of SentencePiece. An import renumbers the pieces of
-the SentencePiece models to these ids.
+MarianTokenizer segments text with one SentencePiece model per language, then looks up the subwords in
+vocab.json, whose ids may differ from SentencePiece's. An import renumbers the subwords of the SentencePiece
+models to the ids of vocab.json.
 
-Both tokenizers give the same ids for any text that does not begin with >>, from which MarianTokenizer takes
-language codes (>>fr<<). With models of other projects there are three differences:
+For an export of this package, both tokenizers give the same ids for any text that does not begin with >>,
+where MarianTokenizer expects a language code (>>fr<<). Models of other projects have three differences:
  * Names of special symbols inside a text (</s>) are symbols in MarianTokenizer, plain text in this package.
- * SentencePiece pieces that vocab.json lacks are unknown in MarianTokenizer; this package segments the text
-   into smaller pieces.
- * MarianTokenizer looks up a run of characters that the SentencePiece model does not know as a whole, so that
-   it is mostly unknown; in this package those of the characters that vocab.json has keep their ids.
+ * SentencePiece subwords that vocab.json lacks are unknown in MarianTokenizer; this package segments the text
+   into smaller subwords.
+ * A run of characters that the SentencePiece model lacks is looked up as a whole by MarianTokenizer, so that
+   it is mostly unknown; in this package, the characters that vocab.json has keep their ids.
 """
 
 import contextlib
@@ -69,14 +69,14 @@ def write_tokenizer(vocabs: Vocabs, config: Config, folder: Path) -> None:
 
 
 def read_exported_tokenizer(folder: Path, *, joint: bool) -> Vocabs:
-    """Read the vocabularies that `write_tokenizer` wrote, byte for byte."""
+    """Read the unchanged vocabularies that `write_tokenizer` wrote."""
     source, target = (Vocab.load(folder / _SPM[side]) for side in ("source", "target"))
     is_shared = joint and source.fingerprint == target.fingerprint
     return Vocabs(source, source if is_shared else target, joint=joint)
 
 
 def read_tokenizer(folder: Path, fields: dict[str, Any]) -> Vocabs:
-    """Read the vocabularies of a folder that another system wrote; ids become embedding row numbers."""
+    """Read the vocabularies of a folder that another system wrote; ids are the rows of the embedding."""
     tokenizer_config = read_tokenizer_config(folder)
     joint = not tokenizer_config.get("separate_vocabs", False)
     ids = {"source": _read_ids(folder / _ID_FILES["source"])}
@@ -113,7 +113,7 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
 
 
 def read_tokenizer_settings(folder: Path, side: str) -> Settings:
-    """Read the training settings of a side's SentencePiece model; without it, those of OPUS-MT."""
+    """Read the training settings of a side's SentencePiece model; if it is missing, return OPUS-MT's."""
     path = folder / _SPM[side]
     if not path.is_file():
         return Settings("unigram", False, "nmt_nfkc")
@@ -126,7 +126,7 @@ def _token(tokenizer_config: dict[str, Any], name: str, default: str) -> str:
 
 
 def _specials_of(vocab: Vocab) -> dict[str, tuple[int, str]]:
-    """Id and name of each special symbol; bos is left out if padding starts the targets."""
+    """Return the id and name of each special symbol, without bos if padding starts the targets."""
     ids = {"unk": vocab.unk_id, "bos": vocab.bos_id, "eos": vocab.eos_id, "pad": vocab.pad_id}
     if vocab.bos_id == vocab.pad_id:
         del ids["bos"]
@@ -138,7 +138,7 @@ def _ids_of(vocab: Vocab) -> dict[str, int]:
 
 
 def _names(ids: dict[str, int], size: int, path: Path) -> list[str]:
-    """Return the name of each id; rows of the embedding without a piece get a name that occurs in no text."""
+    """Return the name of each id; ids without a subword get a name that occurs in no text."""
     outside = [name for name, number in ids.items() if not 0 <= number < size]
     if outside:
         raise UserError(

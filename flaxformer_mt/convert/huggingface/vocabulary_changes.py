@@ -1,7 +1,8 @@
-"""Vocabularies of pretrained models with other pieces: what texts lack goes, what a new language needs comes.
+"""Changes the vocabulary of a pretrained model: removes unused subwords, adds subwords for new languages.
 
-The tokenizer is written as tokenizer.json, and so transformers has the ids of the run. Rows of embeddings are
-copied, and those of new pieces are the mean of the rows of the pieces that they stand for.
+The changed tokenizer is a tokenizer.json, so that transformers gives the same ids as the run. Embedding rows
+of remaining subwords are copied; the row of a new subword is the mean of the rows of the subwords that it
+replaces.
 """
 
 import dataclasses
@@ -31,16 +32,19 @@ from flaxformer_mt.vocab.pretrained_vocab import choose_pieces
 from flaxformer_mt.vocab.tokenizer_json import NewPiece, TokenizerJson
 
 _GENERATION = "generation_config.json"
-# The entry in tokenizer.json of a tag that is text.
+# The entry in tokenizer.json for a tag that is part of the text.
 _TEXT_TAG = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-# The mark of a changed vocabulary, in config.json.
+# The key in config.json that marks a changed vocabulary.
 _MARK = "vocabulary"
 
 
 def change_vocabulary(
     weights: Weights, request: NewVocabulary, tags: Collection[str] | None, new_tags: Sequence[NewTag]
 ) -> tuple[Weights, dict[str, Any]]:
-    """Return a model with the pieces that texts need, and a report; `tags` stay, or None: all."""
+    """Return the model with a changed vocabulary, and entries for `ImportResult`.
+
+    `tags` are the language tags to keep if subwords are removed; None: all.
+    """
     vocab = weights.vocabs.target
     assert isinstance(vocab, PretrainedVocab)
     files = _convert(vocab)
@@ -83,7 +87,7 @@ def _count_words(model: TokenizerJson, text: str) -> Counter[str]:
 
 
 def _choose_known_texts(texts: list[str], weights: Weights, new_languages: Sequence[str]) -> set[str]:
-    """Return the files of the languages in use that the model has, if there is one for each."""
+    """Return the text files of the run's known languages; raise UserError if only some of them have files."""
     new = {text.partition(":")[0] for text in new_languages}
     languages = set[str]().union(*find_directions(weights.config.data)) - new
     by_language = {
@@ -102,7 +106,7 @@ def _choose_known_texts(texts: list[str], weights: Weights, new_languages: Seque
 def _make_new_pieces(
     model: TokenizerJson, named: list[int], words: Counter[str], others: set[str], most: int | None
 ) -> list[NewPiece]:
-    """Return characters that the model lacks, and what is learned from its pieces and these."""
+    """Return missing characters, and new subwords made of the model's subwords and these characters."""
     characters = find_missing_characters(model, words)
     extended = TokenizerJson(model.rebuild(named, characters))
     parts = [*((number,) for number in named), *(piece.parts for piece in characters)]
@@ -115,9 +119,9 @@ def _make_new_pieces(
 def _choose_old_ids(
     model: TokenizerJson, vocab: PretrainedVocab, used: set[int], tags: Collection[str] | None
 ) -> list[int]:
-    """Return the ids of what is used and of special symbols, without those of other languages' tags."""
+    """Return the ids to keep: used subwords and special symbols, but only `tags` of the language tags."""
     if vocab.metadata.family == "mbart":
-        tags = None  # transformers' class has all tags of its list
+        tags = None  # the class in transformers always has all tags of its list
     gone = {number for tag, number in vocab.tags.items() if tags is not None and tag not in tags} - used
     special = (vocab.pad_id, vocab.bos_id, vocab.eos_id, vocab.unk_id, *vocab.metadata.first_ids)
     always = {*special, *vocab.tags.values(), *model.added} - gone
@@ -135,13 +139,13 @@ def _make_tag(model: TokenizerJson, vocab: PretrainedVocab, tag: NewTag) -> NewP
 def _read_changed(
     files: dict[str, bytes], old_ids: Sequence[int], mark: Mapping[str, Any]
 ) -> PretrainedVocab:
-    """Read the vocabulary of a changed tokenizer.json, with the settings and ids that belong to it."""
+    """Make the vocabulary of a changed tokenizer.json, with changed settings and special ids."""
     stored = {name: json.loads(files[name]) for name in (SETTINGS, CONFIG_NAME, _GENERATION) if name in files}
     settings, added = stored[SETTINGS], json.loads(files[TOKENIZER_JSON])["added_tokens"]
     named = [token for name, token in settings.items() if name.endswith("_token")]
     special = [token["content"] for token in added if token["special"]]
     settings["extra_special_tokens"] = [token for token in special if token not in named]
-    settings["split_special_tokens"] = True  # symbols inside a text are text, as in this package
+    settings["split_special_tokens"] = True  # names of symbols in a text are plain text, as in this package
     numbers = {old: number for number, old in enumerate(old_ids)}
     for fields in stored.values():
         ids = [name for name, old in fields.items() if name.endswith("_token_id") and isinstance(old, int)]
@@ -155,7 +159,7 @@ def _read_changed(
 
 
 def _list_matrices(weights: Weights) -> list[str]:
-    """Return the paths of the parameters that have a row for each piece."""
+    """Return the paths of the parameters that have a row per subword."""
     ends = ("_embedding/embedding", "output_bias", "output_kernel")
     return [path for path in weights.leaves if path.endswith(ends)]
 
@@ -182,7 +186,7 @@ def _describe(
     models: Sequence[TokenizerJson],
     words: Mapping[str, Counter[str]],
 ) -> dict[str, Any]:
-    """Return what `ImportResult` says about a change of the vocabulary."""
+    """Return the entries of `ImportResult` about a change of the vocabulary."""
     old, paths = weights.vocabs.target.size, _list_matrices(weights)
     row = sum(weights.leaves[path].nbytes for path in paths) / old / 1e6
     report: dict[str, Any] = {}
@@ -198,7 +202,7 @@ def _describe(
 
 
 def _convert(vocab: PretrainedVocab) -> dict[str, bytes]:
-    """Return the files of a tokenizer as transformers saves them, with a tokenizer.json, and of its model."""
+    """Return the files of the model, with the tokenizer files that transformers saves (tokenizer.json)."""
     from transformers import AutoTokenizer
 
     if vocab.metadata.kind == "bytes":
@@ -222,7 +226,7 @@ def _convert(vocab: PretrainedVocab) -> dict[str, bytes]:
 
 
 def _convert_m2m_100(vocab: PretrainedVocab) -> Any:
-    """Make a tokenizer of NLLB's class, as M2M100's own has a fixed list of languages."""
+    """Make a tokenizer of NLLB's class, because M2M100's class has a fixed list of languages."""
     from transformers import NllbTokenizer
     from transformers.convert_slow_tokenizer import generate_merges
 

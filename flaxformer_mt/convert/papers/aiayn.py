@@ -1,9 +1,9 @@
-"""Format aiayn: the class of document 003, and the file model.chkpt of attention-is-all-you-need-pytorch.
+"""Format aiayn: the class of attention-is-all-you-need-pytorch, and this project's file model.chkpt.
 
-The project's translate script builds the class from a few settings and then applies `trg_word_prj` itself,
-without the scale that `forward` applies. So an exported file stores the projection on its own, with all
-scales multiplied into the matrices: without a shared projection the class ignores its scales, and both ways
-of computing logits give this model's.
+The project's translate script makes the class from a few settings and then applies `trg_word_prj` itself,
+without the scale that `forward` applies. Therefore an export stores the projection separately and multiplies
+all scales into the matrices. Since the class ignores its scales without a shared projection, both ways of
+computing logits give the logits of the exported model.
 """
 
 import argparse
@@ -40,9 +40,9 @@ CHECKPOINT_NAME = "model.chkpt"
 TABLES = ("encoder.position_enc.pos_table", "decoder.position_enc.pos_table")
 _EMBEDDINGS = ("encoder.src_word_emb.weight", "decoder.trg_word_emb.weight")
 _PROJECTION = "trg_word_prj.weight"
-# The size of the tables in the class that the translate script builds.
+# The number of positions in the class that the translate script makes.
 _SCRIPT_POSITIONS = 200
-# Options of the training script -> arguments of the class; others have the same name in both.
+# Options of the training script -> arguments of the class; other names are the same in both.
 _OPTIONS = {
     "src_vocab_size": "n_src_vocab",
     "trg_vocab_size": "n_trg_vocab",
@@ -72,9 +72,9 @@ _FIELDS = (
     Field("attention_bias", values=False),
     *any_value("embedding_scale", "logit_scale"),
 )
-# scale_emb_or_prj -> whether embeddings are multiplied, and logits divided, by the root of the width.
+# scale_emb_or_prj -> whether embeddings are multiplied, and logits divided, by the square root of the width.
 _SCALES = {"emb": (True, False), "prj": (False, True), "none": (False, False)}
-# Fields that a checkpoint says nothing about.
+# Fields that a checkpoint does not contain.
 _OF_TRAINING = (
     *("ffn_layer", "embedding_dropout_rate", "attention_dropout_rate", "ffn_dropout_rate", "initializer"),
     *("attention", "dtype", "remat", "scan_layers", "alignment"),
@@ -98,7 +98,7 @@ def _write_checkpoint(weights: Weights, tensors: Tensors, folder: Path) -> None:
             state[_PROJECTION] = state[_PROJECTION] / root
         arguments = arguments | {"trg_emb_prj_weight_sharing": False, "scale_emb_or_prj": "none"}
     save_tensors(state, path)
-    # The project counts epochs, this package steps; config.json has the step.
+    # The project counts epochs, this package counts steps; config.json has the step.
     options = {name: arguments[name] for name in _SAME} | {
         option: arguments[name] for option, name in _OPTIONS.items()
     }
@@ -122,7 +122,7 @@ def _read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:
 def _make_model_config(
     base: ModelConfig, settings: dict[str, Any], tensors: Tensors, path: Path
 ) -> ModelConfig:
-    """Return the model of a file: sizes and switches of its settings, number of positions of its tables."""
+    """Return the ModelConfig that the settings and position tables of a file describe."""
     tables = [tensors[name] for name in TABLES if name in tensors and tensors[name].ndim == 3]
     options = {_OPTIONS.get(name, name): value for name, value in settings.items()}
     options["n_position"] = tables[0].shape[1] if tables else _SCRIPT_POSITIONS
@@ -227,7 +227,11 @@ def _run(state: State, arguments: dict[str, Any], batch: Batch) -> Tensor:
 
 
 def _load_checkpoint(path: Path, overrides: ImportOverrides) -> Loaded | None:
-    """Return the file's tensors, with the given config or that of the folder and the file's model."""
+    """Load model.chkpt: return its tensors, config and vocabularies; None if `path` is another file.
+
+    Without a config in `overrides`, the config consists of the folder's config, if any, and the network that
+    the file describes.
+    """
     if path.suffix != ".chkpt" or not path.is_file():
         return None
     tensors, settings = _read_checkpoint(path)

@@ -1,4 +1,7 @@
-"""Format decoder-only: the PyTorch class of document 002. Attention is causal; there is no padding mask."""
+"""Format decoder-only: the PyTorch class in benchmarks/originals/decoder_only.py.
+
+Attention is causal; there is no padding mask.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +27,7 @@ _FIELDS = (
     Field("ffn_dim", "hidden"),
     Field("num_decoder_layers", "n_blocks"),
     Field("dropout_rate", "dropout"),
-    # as_written adds one vector to every token; one_hot that of its own position.
+    # as_written adds the same vector to every token; one_hot adds the vector of the token's position.
     Field("positions", "positions", {"as_written": "one_vector", "one_hot": "learned"}),
     Field("activation", values="gelu"),
     Field("norm_position", values="post"),
@@ -47,8 +50,8 @@ output_bias                                          w.bias
 
 def _find_more_problems(config: Config) -> Iterator[str]:
     if config.model.padding_mask == "none" and config.data.source_language:
-        # The settings both and source need no mask in the class: its rows have no padding before the target,
-        # and causal attention hides padding after the target from every real token.
+        # For the values both and source, the class needs no mask: its rows have no padding before the target,
+        # and causal attention hides padding after the target from all other tokens.
         yield (
             "model.padding_mask is none; supported with a source: source, both. Rows of the class have no "
             "padding, but with none the Flax model attends to the padding between source and target"
@@ -75,7 +78,7 @@ def _arguments(config: Config, vocabs: Vocabs) -> dict[str, Any]:
     return {
         "vocab_size": vocabs.target.size,
         "embedding_size": config.model.model_dim,
-        # Of the table of positions; one_vector has it too, although its inputs are unbounded.
+        # Number of positions; one_vector has a table too, although its inputs are unbounded.
         "window_size": (config.model.max_positions or 512) - 1,
         **write_options(_FIELDS, config.model),
     }
@@ -88,14 +91,14 @@ def _run(state: State, arguments: dict[str, Any], batch: Batch) -> Tensor:
     for index, length in enumerate(np.asarray(batch.target_mask).sum(axis=1)):
         source = np.asarray(batch.source[index])[np.asarray(batch.source_mask[index])]
         row = np.concatenate([source, np.asarray(batch.target_in[index])[:length]])
-        # No padding between source and target: no real token of the Flax model attends to it.
+        # No padding between source and target: in the Flax model, no other token attends to it.
         logits = _compute_logits(state, arguments, tensor_of(row)[None])[0, len(source) :]
         rows.append(functional.pad(logits, (0, 0, 0, batch.target_in.shape[1] - len(logits))))
     return torch.stack(rows)
 
 
 def _compute_logits(state: State, arguments: dict[str, Any], ids: Tensor) -> Tensor:
-    """Return logits [B, T, V] of the token after each of ids [B, T]."""
+    """Return next-token logits [B, T, V] for ids [B, T]."""
 
     def embed(name: str, indices: Tensor) -> Tensor:
         return state[f"{name}.embedding.weight"].T[indices] + state[f"{name}.embedding.bias"]

@@ -1,4 +1,4 @@
-"""Format embeddings: the state of document 004's classes, scaled embeddings and a table of positions."""
+"""Format embeddings: scaled embeddings and positions, as in benchmarks/originals/embeddings.py."""
 
 import functools
 import math

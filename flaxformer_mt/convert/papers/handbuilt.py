@@ -1,4 +1,4 @@
-"""Format handbuilt: the state dict of document 000, with that system's names and computation."""
+"""Format handbuilt: the state dict and the computation of benchmarks/originals/handbuilt.py."""
 
 from typing import Any
 

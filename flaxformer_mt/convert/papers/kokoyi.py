@@ -1,7 +1,7 @@
-"""Format kokoyi: the PyTorch class of document 001, whose inputs are embedded tokens.
+"""Format kokoyi: the PyTorch class in benchmarks/originals/kokoyi.py, whose inputs are embedded tokens.
 
-Matrices are [in, out], except those of the feed-forward layers. `hidden_dim` is the width of each head and of
-the feed-forward layers. The only mask is causal, so padding is treated like any token.
+Matrices are [in, out], except in the feed-forward layers. `hidden_dim` is the width of each head and of the
+feed-forward layers. The only mask is causal, so padding is treated like any token.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The network of Vaswani et al. 2017 over a state dict, in PyTorch: what documents 000, 001 and 003 share."""
+"""The post-norm network of Vaswani et al. (2017) in PyTorch, for the formats handbuilt, kokoyi and aiayn."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ def norm(state: State, name: str, x: Tensor, epsilon: float = 1e-5) -> Tensor:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, blocked: Tensor, *, heads: int) -> Tensor:
-    """Return what heads mix, [B, Q, HE]; `blocked` is True where a query does not attend."""
+    """Return the outputs of all attention heads, [B, Q, HE]; `blocked` is True where attention is masked."""
     query, key, value = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (query, key, value))
     scores = query @ key.mT / query.shape[-1] ** 0.5
     mixed = scores.masked_fill(blocked, _MASKED_SCORE).softmax(-1) @ value
@@ -46,9 +46,10 @@ def is_future(ids: Tensor) -> Tensor:
 
 
 class Layers(NamedTuple):
-    """The layers of both stacks, and the functions of their sublayers, which take a sublayer's name first.
+    """The encoder and decoder layers.
 
-    encoder, decoder: the number of layers, then the names of their sublayers; {n} is the layer's number.
+    encoder, decoder: the number of layers, then the names of their sublayers; {n} is the layer number.
+    attention, feedforward: functions that compute a sublayer, whose first argument is the sublayer's name.
     """
 
     encoder: tuple[Any, ...]
@@ -57,7 +58,7 @@ class Layers(NamedTuple):
     feedforward: Callable[[str, Tensor], Tensor]
 
     def run(self, x: Tensor, y: Tensor, source_blocked: Tensor, target_blocked: Tensor) -> Tensor:
-        """Return the decoder's output of embedded sources x and targets y."""
+        """Return the decoder output for embedded sources x and targets y."""
         count, *names = self.encoder
         for itself, inner in ([name.format(n=n) for name in names] for n in range(count)):
             x = self.feedforward(inner, self.attention(itself, x, x, source_blocked))

@@ -1,13 +1,13 @@
-"""Format bergamot: a Transformer for the engine of Bergamot and Firefox, which translates in browsers.
+"""Format bergamot: a Transformer for the translation engine of Bergamot and Firefox, which runs in browsers.
 
     model.deen.bin                  float32, which the engine rounds to 8 bits on loading
-    model.deen.intgemm.alphas.bin   8 bits (int8), and the scales of activations in validation sentences
-    model.deen.intgemm8.bin         8 bits (int8_dynamic); each product scales its activations
-    lex.deen.s2t.bin                shortlist, which has all pieces if none is given
+    model.deen.intgemm.alphas.bin   8 bits (int8), with activation scales measured on validation sentences
+    model.deen.intgemm8.bin         8 bits (int8_dynamic); activation scales are computed for each product
+    lex.deen.s2t.bin                shortlist; has all subwords if none is given
     vocab.deen.spm                  for both sides, or srcvocab.deen.spm and trgvocab.deen.spm
     registry.json                   names, sizes and SHA-256 of these files, and search options
 
-A model in 8 bits is imported as float32. Needs numpy alone; nothing of a file is executed.
+A model in 8 bits is imported as float32. Only numpy is needed; no code in a file is executed.
 """
 
 import functools
@@ -35,10 +35,10 @@ _NAME = "bergamot"
 _REGISTRY = "registry.json"
 _PATTERNS = ("model.*.bin",)
 _ENDINGS = {"none": "bin", "int8": "intgemm.alphas.bin", "int8_dynamic": "intgemm8.bin"}
-# The engine multiplies matrices whose inputs and outputs are multiples of these.
+# The engine requires matrices whose numbers of inputs and outputs are multiples of these.
 _INPUTS, _OUTPUTS = 64, 8
-# Sentences whose activations are measured, and how many standard deviations above the mean of their largest
-# the scale covers. Firefox's pipeline takes 1.1, but of batches, whose largest are larger.
+# Number of sentences on which activations are measured. The scale covers the mean of their maxima plus this
+# number of standard deviations; Firefox's pipeline uses 1.1, but for batches, whose maxima are larger.
 _SENTENCES, _DEVIATIONS = 500, 2.0
 
 
@@ -55,7 +55,7 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
     pair = f"{data.source_language}{data.target_language}"
     files = marian.make_files(weights, multiple=_OUTPUTS)
     arrays = dict(files.arrays)
-    if f"{OUTPUT}_Wt" in arrays:  # the engine would transpose it in 8 bits
+    if f"{OUTPUT}_Wt" in arrays:  # in 8 bits, the engine would transpose it
         arrays[f"{OUTPUT}_W"] = arrays.pop(f"{OUTPUT}_Wt").T
     matrices = [name for name in arrays if re.search("Wemb|_W.?$", name)]
     if quantization == "int8":
@@ -104,7 +104,7 @@ def _measure_scales(
         name: binary.find_scale(float(np.mean(values) + _DEVIATIONS * np.std(values)))
         for name, values in largest.items()
     }
-    # Of a part of the output matrix, which a shortlist takes.
+    # The scale for the part of the output matrix that a shortlist selects.
     scales["none"] = scales[next(name for name in (f"{OUTPUT}_W", "Wemb", "decoder_Wemb") if name in scales)]
     return {f"{name}{binary.ALPHA}": scale.reshape(1, 1) for name, scale in scales.items()}
 
@@ -129,10 +129,10 @@ def _write_shortlist(shortlist: Shortlist, folder: Path) -> None:
         for kind in ("srcvocab", "trgvocab")
     )
     lists = [rules.get((number,), np.zeros(0, np.int32)) for number in range(source)]
-    end = vocabs.source.eos_id  # of every source
+    end = vocabs.source.eos_id  # occurs in every source
     lists[end] = np.union1d(lists[end], shortlist.common)
     lists = [one[one < target] for one in lists]
-    if not len(lists[-1]):  # the engine refuses an empty list at the end
+    if not len(lists[-1]):  # the engine rejects an empty list at the end
         lists[-1] = np.array([vocabs.target.eos_id])
     path = folder / f"lex.{pair}.s2t.bin"
     binary.write_shortlist(path, lists)

@@ -1,11 +1,11 @@
-"""Format eole: a Transformer that eole has trained, from the folder that it saves; import only.
+"""Format eole: imports a Transformer trained with eole from the folder that eole saves.
 
     config.json               under `model`: options of the embeddings, the encoder and the decoder
-    vocab.json                the pieces of both sides, and the special symbols
+    vocab.json                the subwords of both sides, and the special symbols
     model.00.safetensors      the arrays, in one file or several
-    *.model                   if SentencePiece segments the text
+    *.model                   SentencePiece models, if SentencePiece segments the text
 
-Layers are pre-norm. Sources have no end symbol, which `model.source_end` says.
+Layers are pre-norm. Sources have no end symbol, so `model.source_end` is False.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ _NAME = "eole"
 _VOCAB_NAME = "vocab.json"
 _SYMBOLS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<blank>", "bos_token": "<s>"}
 
-# What each activation_fn is here.
+# activation_fn -> model.activation.
 _ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -57,7 +57,7 @@ _FIELDS = (
     Field("output_bias", "generator_bias", default=True),
     Field("tying", "share_embeddings & share_decoder_embeddings", TYING, default=False),
 )
-# Options of networks that this package does not have: of both stacks, and of the rest.
+# Options of networks that this package does not support: of both stacks, and of the rest.
 _STACK_OTHERS: dict[str, tuple[Any, ...]] = {
     "encoder_type": ("transformer",),
     "decoder_type": ("transformer",),
@@ -123,7 +123,7 @@ def _read_network(model: Any, config: Path) -> ModelConfig:
 
 
 def _present(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that are set; -1 stands for none at the model's level."""
+    """Return the options that are set; -1 means that an option is not set."""
     return {name: value for name, value in options.items() if value is not None and value != -1}
 
 

@@ -1,10 +1,10 @@
-"""Format fairseq: a Transformer that fairseq has trained, from its checkpoint and dictionaries; import only.
+"""Format fairseq: imports a Transformer trained with fairseq from its checkpoint and dictionaries.
 
     model.pt (or checkpoint_best.pt)    `model`: the arrays; `args`, or `cfg` with `model` and `task`: options
-    dict.LANGUAGE.txt                   a piece and its count a line; <s>, <pad>, </s>, <unk> come before them
+    dict.LANGUAGE.txt                   subword and count per line; <s>, <pad>, </s>, <unk> precede them
     sentencepiece.bpe.model             or another .model, if SentencePiece segments the text
 
-Decoders start with </s>. Sinusoidal positions are sines before cosines, counted from 2, as in M2M100.
+Decoders start with </s>. Sinusoidal positions have all sines before all cosines and start at 2, as in M2M100.
 """
 
 import dataclasses
@@ -82,19 +82,19 @@ _ABSENT = (
     "adaptive_softmax_cutoff",
     *expand_groups("(encoder|decoder)_(layers_to_keep|xformers_att_config)"),
 )
-# Options of networks that this package does not have.
+# Options of networks that this package does not support.
 _OTHERS: dict[str, tuple[Any, ...]] = {
     "task": ("translation",),
     **dict.fromkeys(_OFF, (False,)),
     **dict.fromkeys(("base_layers", "quant_noise_pq", "quant_noise_scalar"), (0,)),
     **dict.fromkeys(_ABSENT, ("",)),
 }
-# Numbers of the norms of a layer in the first checkpoints -> their names.
+# The names of a layer's norms, which are numbered in the first checkpoints.
 _OLD_NORMS = {
     "encoder": ("self_attn_layer_norm", "final_layer_norm"),
     "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
 }
-# Ends of names that are no parameters: the version of the layout, and tables that fairseq computes.
+# Suffixes of names that are not parameters: the version of the layout, and tables that fairseq computes.
 _NO_PARAMETERS = (".version", ".embed_positions._float_tensor", ".embed_positions.weights")
 
 
@@ -165,7 +165,7 @@ output                       decoder.output_projection
 
 
 def _rename_old(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the arrays of a checkpoint under the names of newer ones, without what is no parameter."""
+    """Return the parameters of a checkpoint, with old names replaced by the names of newer checkpoints."""
     return {
         name: tensor
         for old, stored in state.items()
@@ -178,7 +178,7 @@ def _rename(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor
     if name == "decoder.embed_out":
         yield "decoder.output_projection.weight", tensor
     elif ".in_proj_" in name and tensor.ndim and len(tensor) % 3 == 0:
-        # Queries, keys and values in one array.
+        # One array for queries, keys and values.
         before, _, kind = name.partition("in_proj_")
         for projection, part in zip(("q", "k", "v"), tensor.chunk(3), strict=True):
             yield f"{before}{projection}_proj.{kind}", part
@@ -193,7 +193,7 @@ def _rename(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor
 
 
 def _has_final_norm(state: Mapping[str, torch.Tensor], file: Path) -> bool:
-    """Return whether both stacks of a pre-norm model end in a norm; those of the first versions do not."""
+    """Return whether both stacks of a pre-norm model end in a norm, unlike in the first fairseq versions."""
     stored = "decoder.layer_norm.weight" in state
     version = state.get("decoder.version")
     number = 1.0 if version is None or version.numel() != 1 else float(version)
@@ -228,9 +228,9 @@ def _read_dictionary(folder: Path, language: str | None) -> toolkit.PieceList:
             raise UserError(
                 f"line {number} of {path} repeats {piece!r:.40}; each piece needs an id of its own"
             )
-        if piece in _SPECIALS:  # fairseq keeps the ids of its symbols, and the line only fills a row
+        if piece in _SPECIALS:  # fairseq keeps the ids of its symbols; the line only takes up an id
             piece = f"<overwritten {len(pieces)}>"
-        elif piece in places:  # later lines take the name, and the earlier entry keeps its id
+        elif piece in places:  # the later line gets the name; the earlier entry keeps its id
             pieces[places[piece]] = f"<overwritten {places[piece]}>"
         places[piece] = len(pieces)
         pieces.append(piece)

@@ -1,9 +1,9 @@
-"""Format joeynmt: a Transformer that Joey NMT has trained, from its model directory; import only.
+"""Format joeynmt: imports a Transformer trained with Joey NMT from its model directory.
 
 config.yaml                        options, languages, special symbols
 best.ckpt (or latest.ckpt)         under `model_state`: the arrays
-src_vocab.txt, trg_vocab.txt       a piece a line, in the order of ids
-*.model                            if SentencePiece segments the text
+src_vocab.txt, trg_vocab.txt       one subword per line, in the order of ids
+*.model                            SentencePiece models, if SentencePiece segments the text
 """
 
 from collections.abc import Mapping
@@ -82,7 +82,7 @@ def _read(path: Path, overrides: ImportOverrides) -> Weights:
 
 
 def _read_options(model: Any, state: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Return the options under names such as encoder.num_layers, with the defaults of others."""
+    """Return the options with names such as encoder.num_layers, and with defaults for missing options."""
     if not isinstance(model, dict):
         raise UserError(f"{file} has no section model; give the model_dir of Joey NMT")
     options = {name: value for name, value in model.items() if not isinstance(value, dict)}
@@ -94,7 +94,7 @@ def _read_options(model: Any, state: Mapping[str, Any], file: Path) -> dict[str,
         defaults = {"scale": stack.get("scale", False), "embedding_dim": stack.get("hidden_size")}
         defaults["dropout"] = stack.get("dropout", 0.0)
         if stack.get("layer_norm") is None and f"{side}.layer_norm.weight" in state:
-            stack = stack | {"layer_norm": "pre"}  # of version 1, which has no other
+            stack = stack | {"layer_norm": "pre"}  # version 1 only has this
         options |= {f"{side}.{name}": value for name, value in stack.items()}
         options |= {f"{side}.embeddings.{name}": value for name, value in (defaults | embeddings).items()}
     return options

@@ -1,14 +1,14 @@
-"""Marian's binary files: arrays, in float32 or as the 8-bit matrices of Bergamot's intgemm, and shortlists.
+"""Reads and writes Marian's binary files: arrays in float32 or intgemm's 8 bits, and shortlists.
 
     8 bytes   version, 1
     8         number of arrays
     32 each   bytes of the name, type, number of axes, bytes of the data
-    ...       names, each ended by a zero; shapes, 4 bytes for each axis
+    ...       names, each followed by a zero; shapes, 4 bytes per axis
     8         number of zeros that follow, up to a multiple of 256 bytes
-    ...       the data of each array, filled up to a multiple of 256 bytes
+    ...       the data of each array, padded to a multiple of 256 bytes
 
-A matrix in 8 bits is stored transposed, unless it is a table of embeddings, and a float32 follows it, by
-which it was multiplied. An array NAME_QuantMultA has the same number for the inputs of the product.
+A matrix in 8 bits is stored transposed, unless it is an embedding table, and is followed by its scale
+(float32), by which it was multiplied. An array NAME_QuantMultA has the scale of the inputs of matrix NAME.
 """
 
 import math
@@ -35,7 +35,7 @@ def is_quantized(path: Path) -> bool:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], quantized: Collection[str] = ()) -> None:
-    """Write float32 arrays, and text as int8; `quantized` are the names of matrices to store in 8 bits."""
+    """Write float32 arrays and int8 text; `quantized` are the names of matrices to store in 8 bits."""
     headers, shapes, data = [], [], []
     for name, array in arrays.items():
         kind = _INTGEMM8 if name in quantized else _TEXT if array.dtype == np.int8 else _FLOAT32
@@ -64,7 +64,10 @@ def find_scale(largest: float) -> np.float32:
 
 
 def rounding(arrays: Mapping[str, np.ndarray]) -> Inputs:
-    """Return what rounds the inputs of products as the engine does, by stored scales or by their largest."""
+    """Return a function that rounds the inputs of matrix products to 8 bits, as the engine does.
+
+    The scale is the one stored for the matrix or, without one, results from the largest absolute input.
+    """
     scales = {name.removesuffix(ALPHA): array for name, array in arrays.items() if ALPHA in name}
 
     def round_inputs(name: str, x: np.ndarray) -> np.ndarray:
@@ -75,7 +78,7 @@ def rounding(arrays: Mapping[str, np.ndarray]) -> Inputs:
 
 
 class _Content:
-    """The bytes of a file, from one position to the next."""
+    """Reads the bytes of a file in order; raises UserError at the end of the file."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._content, self._position = path, memoryview(read_bytes(path)), 0
@@ -96,7 +99,7 @@ class _Content:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of a file, those in 8 bits as float32."""
+    """Read the arrays of a file; matrices in 8 bits are converted to float32."""
     content = _Content(path)
     version, count = content.numbers(2)
     if version != 1:
@@ -124,13 +127,13 @@ def _read(data: memoryview, name: str, kind: int, shape: tuple[int, ...]) -> np.
     count = math.prod(shape)
     if kind != _INTGEMM8:
         return np.frombuffer(data, np.int8 if kind == _TEXT else "<f4", count).reshape(shape)
-    with np.errstate(all="ignore"):  # the import names arrays with values that are not finite
+    with np.errstate(all="ignore"):  # non-finite values are reported by the import
         values = np.frombuffer(data, np.int8, count) / np.frombuffer(data, "<f4", 1, count)
     return values.reshape(shape) if "Wemb" in name else values.reshape(shape[::-1]).T
 
 
 def write_shortlist(path: Path, lists: Sequence[np.ndarray]) -> None:
-    """Write the target ids of each source id; the last list must have one."""
+    """Write a list of target ids for each source id; the last list must not be empty."""
     counts = np.array([0, *map(len, lists)], np.uint64)
     ids = np.concatenate([np.sort(np.asarray(one, np.uint32)) for one in lists])
     head = struct.pack("<4Q", 0, max(map(len, lists)), len(counts), len(ids))

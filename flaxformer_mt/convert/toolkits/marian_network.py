@@ -1,4 +1,4 @@
-"""The Transformer of Marian in numpy, over the arrays and options of its files, for comparisons."""
+"""Marian's Transformer in numpy, which uses arrays and options of Marian's files, for parity checks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 Arrays = Mapping[str, np.ndarray]
-# Maps the name of a matrix and the inputs of its product to what is multiplied in their place.
+# Maps the name of a matrix and its inputs to the (rounded) inputs that are multiplied.
 Inputs = Callable[[str, np.ndarray], np.ndarray]
 OUTPUT = "decoder_ff_logit_out"
 _BLOCKED = -1e9
@@ -20,7 +20,10 @@ def compute_log_probs(
     target: np.ndarray,
     inputs: Inputs | None = None,
 ) -> np.ndarray:
-    """Return log-probabilities [B, T] of target ids [B, T]; the mask [B, S] is True at tokens of sources."""
+    """Return log-probabilities [B, T] of target ids [B, T].
+
+    The mask [B, S] is True at source tokens, False at padding. `inputs`, if given, rounds inputs of matrices.
+    """
     network = _Network(arrays, options, inputs or (lambda name, x: x))
     blocked = np.where(mask[:, None, None], 0, _BLOCKED)
     memory = network.start(network.table("encoder")[source], "encoder")
@@ -28,7 +31,7 @@ def compute_log_probs(
         memory = network.attention(f"encoder_l{number}_self", memory, None, blocked)
         memory = network.feedforward(f"encoder_l{number}_ffn", memory)
     memory = network.finish(memory, "encoder")
-    # Each token is predicted from those before it, the first one from zeros.
+    # Each token is predicted from the previous tokens, the first token from zeros.
     embedded = network.table("decoder")[target]
     x = network.start(np.concatenate([np.zeros_like(embedded[:, :1]), embedded[:, :-1]], 1), "decoder")
     future = np.triu(np.full((x.shape[1], x.shape[1]), _BLOCKED), 1)

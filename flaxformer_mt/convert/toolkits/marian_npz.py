@@ -1,12 +1,13 @@
-"""Format marian-npz: a Transformer in the files of Marian, for training and translation there, or from there.
+"""Format marian-npz: exports a Transformer to the files of Marian, and imports models trained with Marian.
 
     model.npz                  the arrays, and under special:model.yml the options (else in model.npz.yml)
     decoder.yml                names the vocabularies, and has the search options (or model.npz.decoder.yml)
     vocab.spm, or vocab.yml    one for both sides, or two; with vocab.yml also source.spm and target.spm
 
-Marian's translations begin with a vector of zeros, which an export needs (model.target_start). In a model
-that is imported from model.npz, it is that of <pad>, which Marian does not have, and which gets the first id
-after those of both vocabularies. Needs numpy alone; nothing of a file is unpickled.
+In Marian, the decoder starts with a vector of zeros, so an exported model must have model.target_start=zeros
+or a start symbol whose embedding is zero. A model imported from model.npz starts with <pad>, whose embedding
+is zero; Marian does not have this symbol, so its id is the first one after the ids of both vocabularies. Only
+numpy is needed; nothing in a file is unpickled.
 """
 
 import math
@@ -55,9 +56,9 @@ from flaxformer_mt.vocab.model_file import read_pieces
 _NAME = "marian-npz"
 OPTIONS = "special:model.yml"
 _OPTIONS_BYTES = 1 << 20
-# Symbols of vocab.yml, and their ids in the vocabularies of Nematus, which have other names for them.
+# Symbols of vocab.yml, and their ids in vocabularies of Nematus, where they have other names.
 _EOS, _UNK = ("</s>", 0), ("<unk>", 1)
-# The logit of entries that Marian does not have: low enough to take no probability from the others.
+# The logit bias of symbols that Marian does not have: so low that they get no probability.
 _NEVER = -100.0
 _MODEL = "model.npz"
 _FILES = (_MODEL, "*.npz")
@@ -105,9 +106,9 @@ _FIELDS = (
     Field("attention_dropout_rate", "transformer-dropout-attention", default=0.0),
     Field("ffn_dropout_rate", "transformer-dropout-ffn", default=0.0),
 )
-# Fields whose parameters Marian always has; those that a network lacks are 0, or 1 as scales.
+# Fields whose parameters Marian always has; if a network lacks them, they are 0, or 1 for scales.
 _ALWAYS = ("norm_affine", "attention_bias", "ffn_bias", "output_bias")
-# Options that Marian asks of every file, whether or not the network depends on them.
+# Options that Marian requires in every file, even if the network does not depend on them.
 _CONSTANTS: dict[str, Any] = {
     "version": "v1.12.0",
     "dec-cell": "gru",
@@ -121,7 +122,7 @@ _CONSTANTS: dict[str, Any] = {
     **{"transformer-aan-activation": "swish", "transformer-guided-alignment-layer": "last"},
     **{"transformer-alibi-shift": False, "transformer-alibi-trainable": False},
 }
-# Options of networks that this package does not have.
+# Options of networks that this package does not support.
 _OFF = [
     *("layer-normalization", "right-left", "ulr", "transformer-disable-position-embeddings"),
     *(f"transformer-no-{name}" for name in ("affine", "bias", "projection")),
@@ -155,14 +156,14 @@ def read_model(
     old_output = f"{OUTPUT}_W" in tensors
     if not own:
         rules = _make_rules(network, old_output=old_output)
-        codes = re.match(r"model\.([a-z]{2})([a-z]{2})\.", file.name)  # those of Bergamot have them
+        codes = re.match(r"model\.([a-z]{2})([a-z]{2})\.", file.name)  # in file names of Bergamot
         if what != _NAME:  # training would change the embedding of <pad>, which no other format needs
             network = replace(network, target_start="zeros")
         languages = toolkit.languages_of(codes.groups() if codes else (None, None))
         weights = toolkit.make_weights(
             network, vocabs, tensors, rules, path=file, what=what, languages=languages
         )
-        # Firefox, whose files are alone, searches greedily.
+        # Firefox, whose files come without decoder.yml, uses greedy search.
         usual = SearchConfig.beam_size if what == _NAME else 1
         beam_size = _read_decoder(folder, file).get("beam-size", usual)
         search = SearchConfig(method="greedy") if beam_size == 1 else SearchConfig(beam_size=beam_size)
@@ -182,7 +183,7 @@ def _make_table(network: ModelConfig, vocabs: Vocabs, *, old_output: bool = Fals
 
 
 class Files(NamedTuple):
-    """What Marian reads of a model: arrays by name, options, and one SentencePiece model, or one a side."""
+    """The content of Marian's files: arrays by name, options, and one SentencePiece model or one per side."""
 
     arrays: dict[str, np.ndarray]
     options: dict[str, Any]
@@ -190,20 +191,20 @@ class Files(NamedTuple):
 
 
 def make_files(weights: Weights, *, multiple: int = 1) -> Files:
-    """Make the files of a model, whose vocabularies have a multiple of some number of pieces."""
+    """Make the content of the files; vocabularies are filled up to a multiple of `multiple` subwords."""
     config, vocabs = weights.config, weights.vocabs
     tensors = _make_table(config.model, vocabs).to_foreign(weights.leaves)
     models, rows = [], {}
     for side, stack, vocab in (("source", "encoder", vocabs.source), ("target", "decoder", vocabs.target)):
         model, size = drop_fillers(vocab.model)
         rows_left = tensors["Wemb" if "Wemb" in tensors else f"{stack}_Wemb"][size:]
-        # Where targets start with zeros, label smoothing alone has trained them.
+        # If targets start with zeros, these rows were only trained by label smoothing.
         if config.model.target_start == "symbol" and rows_left.any():
             model = vocab.model
         model, rows[side] = add_fillers(model, multiple)
         models.append(model)
     arrays = dict(_fit_arrays(tensors, rows, cut=True))
-    # Two that differ in normalization alone are one: translations are made of pieces.
+    # Vocabularies that only differ in normalization are written once: the target model only detokenizes.
     same = read_pieces(vocabs.source.model) == read_pieces(vocabs.target.model)
     options = _CONSTANTS | {name: values[0] for name, values in _OTHERS.items()}
     options |= write_options(_FIELDS, config.model) | {"dim-vocabs": [rows["source"], rows["target"]]}
@@ -213,7 +214,7 @@ def make_files(weights: Weights, *, multiple: int = 1) -> Files:
 
 
 def write_own(weights: Weights, folder: Path, what: str) -> None:
-    """Write what an import takes the run's config and vocabularies from."""
+    """Write the config and the vocabularies of the run, which an import reads."""
     (folder / formats.VOCAB_NAME).mkdir(exist_ok=True)
     weights.vocabs.save(folder / formats.VOCAB_NAME)
     formats.write_config_json(weights, folder, what, {})
@@ -238,7 +239,7 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
 def find_marian_problems(config: Config) -> list[str]:
     problems, model = find_problems(_FIELDS, config), config.model
     if model.norm_position == "pre" and model.decoder_self_attention == "attention":
-        # Seen with 1.12.42: from the second token on, keys and values of earlier tokens lack the norm.
+        # Seen with Marian 1.12.42: from the second token on, keys and values of earlier tokens lack the norm.
         problems.append(
             "model.norm_position is pre; supported with model.decoder_self_attention=attention: post, since "
             "Marian translates with other keys than it trains with; use ssru or post"
@@ -247,7 +248,10 @@ def find_marian_problems(config: Config) -> list[str]:
 
 
 def find_start_problem(weights: Weights) -> list[str]:
-    """Of an imported model, the start symbol has an embedding of zeros."""
+    """Return a problem if the model starts targets with a symbol whose embedding is not zero.
+
+    In an imported model, this embedding is zero.
+    """
     tables = [leaf for path, leaf in weights.leaves.items() if re.match("(shared|target)_embedding/", path)]
     start = weights.vocabs.target.bos_id
     if weights.config.model.target_start == "zeros" or not any(table[start].any() for table in tables):
@@ -259,9 +263,10 @@ def find_start_problem(weights: Weights) -> list[str]:
 
 
 def make_search(weights: Weights) -> dict[str, Any]:
-    """Return the search options in Marian's terms, which divides by a power of the length.
+    """Return the search options for Marian, which divides log-probabilities by a power of the length.
 
-    Its limit of lengths is a multiple of the source's. It is no shorter than ours for sources of four tokens.
+    Marian's length limit is a multiple of the source length, chosen so that for sources of four or more
+    tokens, it is not below this package's limit.
     """
     search, vocab = weights.config.search, weights.vocabs.target
     return {
@@ -286,13 +291,13 @@ def open_model(
     file = _find_model(path, patterns)
     arrays = _read_arrays(file)
     network = _read_network(_read_options(arrays, file), file)
-    # An import has the matrices of a model in 8 bits, in float32; the engine rounds inputs of products too.
+    # An import has converted 8-bit matrices to float32, so inputs of products are only rounded for exports.
     rounds = overrides is None and marian_binary.is_quantized(file)
     inputs = marian_binary.rounding(arrays) if rounds else None
 
     def outputs(batch: Batch) -> np.ndarray:
         source, target = np.asarray(batch.source), np.asarray(batch.target_out)
-        # Ids that Marian does not have are those of rows that are appended.
+        # Ids that Marian does not have select rows that are appended here.
         sizes = {"source": int(source.max(initial=0)) + 1, "target": int(target.max(initial=0)) + 1}
         padded = dict(_fit_arrays(arrays, sizes))
         mask = np.asarray(batch.source_mask)
@@ -339,7 +344,7 @@ def _read_network(options: Mapping[str, Any], file: Path) -> ModelConfig:
 def _read_arrays(file: Path) -> dict[str, np.ndarray]:
     if file.suffix == ".bin":
         return marian_binary.read_arrays(file)
-    if not file.is_file():  # a pipe would be waited for
+    if not file.is_file():  # reading a pipe would block
         raise UserError(f"{file} is no file; copy it again")
     try:
         with np.load(file, allow_pickle=False) as archive:
@@ -362,9 +367,9 @@ def _read_arrays(file: Path) -> dict[str, np.ndarray]:
 def _fit_arrays(
     arrays: Mapping[str, np.ndarray], sizes: Mapping[str, int], *, cut: bool = False
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the arrays of a network, with entries for the symbols that Marian does not have.
+    """Yield the arrays of a network, with rows added for symbols that Marian does not have.
 
-    cut: and without entries that the vocabularies do not have.
+    cut: whether to remove rows that the vocabularies do not have.
     """
     target = sizes["target"]
     for name, array in arrays.items():
@@ -384,7 +389,10 @@ def _fit_arrays(
 
 
 def _fit(array: np.ndarray, axis: int, size: int, *, value: float = 0.0, cut: bool = False) -> np.ndarray:
-    """Return an array with entries of one value at the end of an axis; as it is if it has no room for one."""
+    """Pad the end of an axis with `value`, up to `size` entries, or with `cut`, truncate the axis to `size`.
+
+    Otherwise, return the array unchanged.
+    """
     length = array.shape[axis] if axis < array.ndim else size
     if not 0 < size - length <= size and not (cut and size < length):
         return array
@@ -393,7 +401,7 @@ def _fit(array: np.ndarray, axis: int, size: int, *, value: float = 0.0, cut: bo
     return np.pad(array[kept], widths, constant_values=value)
 
 
-# Matrices from inputs to outputs, and rows.
+# Matrices are [in, out]; vectors are rows.
 _LAYOUTS = {
     "_attention/(query|key|value)/kernel": Layout(
         lambda a: a.reshape(a.shape[0], -1), lambda a, shape: a.reshape(shape)
@@ -419,7 +427,7 @@ decoder/layers_{n}/cross_attention/(query|key|value|output)/bias             dec
 (encoder|decoder)/final_norm/(scale|bias)                                    (encoder|decoder)_top_ln_(scale|bias)
 (encoder|decoder)/embedding_norm/(scale|bias)                                (encoder|decoder)_emb_ln_(scale|bias)_pre
 """  # noqa: E501
-# Norms of sublayers; before a recurrence, and there alone, the norm has the name of the sublayer.
+# Norms of sublayers. Only a norm before a recurrence has the name of its sublayer.
 _NORMS = """
 (encoder|decoder)/layers_{n}/self_attention_residual/norm  (encoder|decoder)_l{n+1}_self_Wo
 decoder/layers_{n}/cross_attention_residual/norm           decoder_l{n+1}_context_Wo
@@ -456,7 +464,7 @@ def _read_vocabs(folder: Path, file: Path) -> Vocabs:
 
 
 def _read_decoder(folder: Path, file: Path) -> dict[str, Any]:
-    """Return the options of translation that are beside a model: Marian's, or config.yml of Bergamot's."""
+    """Return the translation options in a folder: decoder.yml of Marian or config.yml of Bergamot."""
     names = (f"{file.name}.decoder.yml", "decoder.yml", "config.yml")
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     return {} if path is None else toolkit.read_yaml(path)
@@ -490,7 +498,7 @@ def _read_names(path: Path) -> list[str]:
 
 
 def _make_list(names: list[str], size: int, path: Path) -> toolkit.PieceList:
-    """Return a list of pieces with that for padding at the place `size`, the same one on both sides."""
+    """Return the subwords of one side, with the padding symbol at id `size`, the same on both sides."""
     eos, unk = (
         symbol if symbol in names else names[number] if number < len(names) else ""
         for symbol, number in (_EOS, _UNK)

@@ -1,11 +1,11 @@
-"""Format opennmt-py: a Transformer that OpenNMT-py has trained, from its checkpoint; import only.
+"""Format opennmt-py: imports a Transformer trained with OpenNMT-py from its checkpoint.
 
-    NAME_step_N.pt             `model` and `generator`: the arrays; `vocab`: the pieces; `opt`: options
-    NAME_step_N.safetensors    the arrays of all, where they are not in the checkpoint
-    *.model                    if SentencePiece segments the text
+    NAME_step_N.pt             `model` and `generator`: the arrays; `vocab`: the subwords; `opt`: options
+    NAME_step_N.safetensors    all arrays, if they are not in the checkpoint
+    *.model                    SentencePiece models, if SentencePiece segments the text
 
-Layers are pre-norm. Sources have no end symbol, which `model.source_end` says. Reads the checkpoints of
-versions 1 to 3, whose vocabularies are lists, or objects of torchtext with lists in them.
+Layers are pre-norm. Sources have no end symbol, so `model.source_end` is False. Reads checkpoints of versions
+1 to 3, whose vocabularies are lists, or objects of torchtext that contain lists.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ _FIELDS = (
     Field("dropout_rate", "dropout", default=0.1),
     Field("attention_dropout_rate", "attention_dropout", default=None),
 )
-# Options of networks that this package does not have.
+# Options of networks that this package does not support.
 _OTHERS: dict[str, tuple[Any, ...]] = {
     "model_type": ("text",),
     "model_task": ("seq2seq",),
@@ -81,7 +81,7 @@ def _read(path: Path, overrides: ImportOverrides) -> Weights:
     tensors = dict(_rename_old(_read_tensors(checkpoint, file)))
     source, target, start = _read_lists(checkpoint.get("vocab"), file)
     if _EOS not in source and _SOURCE_TABLE in tensors:
-        # Of versions 1 and 2, which have no symbols in a vocabulary of sources alone. No network reads it.
+        # Versions 1 and 2 have no end symbol in a vocabulary that only sources use; its row is never read.
         table = tensors[_SOURCE_TABLE]
         source, tensors[_SOURCE_TABLE] = [*source, _EOS], functional.pad(table, (0, 0, 0, 1))
     lists = [_make_list(names, start, file) for names in (source, target)]
@@ -109,13 +109,13 @@ def _read_options(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Any]:
     if not stored:
         raise UserError(f"{file} has no options under opt; give a checkpoint of onmt_train")
     options = {name: value for name, value in stored.items() if value is not None}
-    width = options.get("rnn_size") or options.get("hidden_size")  # of versions 1 and 2
+    width = options.get("rnn_size") or options.get("hidden_size")  # in versions 1 and 2
     for name in ("enc_hid_size", "dec_hid_size"):
         if not options.get(name) or (options[name] == -1 and width):
             options[name] = width
     for name, other in (("src_word_vec_size", "enc_hid_size"), ("tgt_word_vec_size", "dec_hid_size")):
         options.setdefault(name, options[other])
-    for name in ("dropout", "attention_dropout"):  # one number for each stage of training
+    for name in ("dropout", "attention_dropout"):  # one number per stage of training
         if isinstance(options.get(name), list):
             options[name] = options[name][-1] if options[name] else None
     return options
@@ -125,7 +125,7 @@ def _read_options(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _read_tensors(checkpoint: Mapping[str, Any], file: Path) -> dict[str, torch.Tensor]:
-    """Return the arrays of both parts of a checkpoint, or those of the file of safetensors beside it."""
+    """Return the arrays of both parts of a checkpoint, or of the safetensors file next to it."""
     if "model" in checkpoint:
         generator = take_tensors(checkpoint.get("generator"), file, what="generator")
         tensors = take_tensors(checkpoint["model"], file, what="model")
@@ -140,7 +140,7 @@ def _read_tensors(checkpoint: Mapping[str, Any], file: Path) -> dict[str, torch.
 
 
 def _rename_old(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the arrays under the names of version 3."""
+    """Yield the arrays with their names in version 3."""
     for name, tensor in tensors.items():
         before, _, end = name.rpartition(".")
         if end in ("a_2", "b_2") and ".layer_norm" in name:
@@ -174,7 +174,7 @@ _GATED_NAMES = """
 
 
 def _read_lists(vocab: Any, file: Path) -> tuple[list[str], list[str], str]:
-    """Return the pieces of both sides, and the piece that targets begin with."""
+    """Return the subwords of source and target, and the symbol that targets begin with."""
     sides: list[Any] = [None, None]
     start = _BOS
     if isinstance(vocab, dict):
@@ -182,7 +182,7 @@ def _read_lists(vocab: Any, file: Path) -> tuple[list[str], list[str], str]:
         start = str(vocab.get("decoder_start_token") or _BOS)
         if vocab.get("src_feats"):
             raise UserError(f"{file}: vocab has src_feats; models with source features are not imported")
-    elif isinstance(vocab, list):  # of version 0
+    elif isinstance(vocab, list):  # in version 0
         sides = [one[1] if isinstance(one, tuple | list) and len(one) == 2 else one for one in vocab[:2]]
     lists = [_find_list(side) for side in sides]
     if len(lists) != 2 or not all(lists):

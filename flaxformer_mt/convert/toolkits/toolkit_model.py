@@ -1,4 +1,4 @@
-"""What the importers of other toolkits share: files, vocabularies and YAML."""
+"""Functions that importers for other toolkits share: finding files, reading vocabularies and YAML."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,12 +20,12 @@ from flaxformer_mt.yaml_reader import load_yaml
 
 _SUFFIXES = (".model", ".spm")
 _SIDES = {"source": ("source", "src", "srcvocab"), "target": ("target", "tgt", "trg", "trgvocab")}
-# Larger files of YAML are not read.
+# Larger YAML files are rejected.
 _LARGEST = 1 << 26
 
-# Rows of a stored table of positions.
+# Number of rows of a stored position table.
 POSITIONS = 5000
-# What OpenNMT-py and eole have in common.
+# The fields that OpenNMT-py and eole have in common.
 OPENNMT_FIELDS = (
     Field(
         "positions",
@@ -39,14 +39,18 @@ OPENNMT_FIELDS = (
 
 
 class Languages(NamedTuple):
-    """The languages of a model; None where its files do not say them."""
+    """The languages of a model; None if its files do not contain them."""
 
     source: str | None = None
     target: str | None = None
 
 
 def find_file(path: Path, patterns: Sequence[str], *, what: str, without: str = "/") -> Path:
-    """Return a file of a model: `path` itself, or the first in the folder that fits one of the patterns."""
+    """Return `path` if it is a file, or the file in the folder `path` that matches one of the patterns.
+
+    The first pattern with a match decides. Raises UserError if no file or several files match. `without` is a
+    suffix of names to ignore; `what` describes the file in errors.
+    """
     if path.is_file():
         return path
     for pattern in patterns:
@@ -87,16 +91,16 @@ def languages_of(codes: Iterable[Any]) -> Languages:
 
 
 def position_constants(network: ModelConfig, names: Iterable[str], *, axis: int) -> list[Constant]:
-    """The stored tables of positions, which have an axis of length 1 more."""
+    """Return constants for stored position tables, which have an additional axis of length 1 at `axis`."""
     table = np.expand_dims(SINUSOIDAL_TABLES[network.positions](POSITIONS, network.model_dim), axis)
     return [Constant(name, table, optional=True, tolerance=TABLE_TOLERANCE) for name in names]
 
 
 class PieceList(NamedTuple):
-    """The pieces of one side.
+    """The subwords of one side.
 
-    names: in the order of ids. specials: those of them that are symbols. unused: those that occur in no text,
-    such as the entries that fill a list up to a multiple of eight.
+    names: all subwords in the order of ids. specials: the special symbols among them. unused: subwords that
+    occur in no text, such as the entries that fill a list up to a multiple of eight.
     """
 
     names: Sequence[str]
@@ -105,7 +109,7 @@ class PieceList(NamedTuple):
 
 
 def make_opennmt_list(names: Sequence[str], specials: Specials, bos: str) -> PieceList:
-    """Return a list whose fillers occur in no text, and neither does `bos`, whatever targets begin with."""
+    """Return the subwords of OpenNMT-py or eole; the fillers and `bos` are marked as unused in text."""
     unused = {name for name in names if name == bos or name.startswith("averyunlikelytoken")}
     return PieceList(names, specials, unused)
 
@@ -145,7 +149,7 @@ def _make_vocab(pieces: PieceList, model: Path | None, folder: Path) -> Vocab:
     if absent := [name for name in pieces.specials if name is not None and name not in names]:
         raise UserError(f"the vocabulary of {folder} lacks {' and '.join(absent)}; the model needs them")
     if model is None:
-        # SentencePiece's own sign for a space is none in a list of words.
+        # In a list of words, SentencePiece's symbol for a space is an ordinary character.
         words = [name if name in pieces.specials else name.replace(SPACE, "_") for name in names]
         return Vocab(make_word_model(words, pieces.specials), name=str(folder))
     numbered = renumber(read_bytes(model), names, pieces.specials, origin=str(model), unused=pieces.unused)
@@ -153,7 +157,10 @@ def _make_vocab(pieces: PieceList, model: Path | None, folder: Path) -> Vocab:
 
 
 def choose_sides(found: list[Path], languages: Languages, *, what: str, folder: Path) -> dict[str, Path]:
-    """Return the file of each side, by names such as source.model or vocab.de.yml; a single file has both."""
+    """Return the file of each side, by names such as source.model or vocab.de.yml.
+
+    A single file is for both sides. Raises UserError if the names do not determine the sides.
+    """
     if len(found) == 1:
         return dict.fromkeys(_SIDES, found[0])
     marks = {

@@ -1,6 +1,6 @@
-"""A Transformer for translation in PyTorch, in one file that needs nothing but PyTorch.
+"""A Transformer for translation in a single file that only needs PyTorch.
 
-Contains the network, the loading of the folder that `export` wrote, and greedy translation.
+Contains the network, loads the folder that `export` wrote, and translates with greedy search.
 
     model = Transformer.load("folder")
     logits = model(source, target_in)                # ids [B, S] and [B, T] -> [B, T, V]
@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Characters that some program reads as a line end; every program must read a translation as one line.
+# Characters that some programs read as a line end; every program must read a translation as one line.
 _LINE_ENDS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ") | {0xFFFD: None}
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -52,8 +52,8 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class Transformer(nn.Module):
     """Encoder and decoder, or one causal stack that reads source and target as one sequence (decoder_only).
 
-    model: section "model" of config.json. sizes: vocabulary sizes, "source" and "target".
-    special_ids: "pad", "bos" and "eos" of the target vocabulary; both vocabularies have the same padding id.
+    model: section "model" of config.json. sizes: sizes of the vocabularies "source" and "target".
+    special_ids: ids of "pad", "bos" and "eos" in the target vocabulary; the source has the same padding id.
     """
 
     config: dict[str, Any]  # training config; set by `load`
@@ -79,7 +79,7 @@ class Transformer(nn.Module):
 
     @classmethod
     def load(cls, folder: str | Path) -> "Transformer":
-        """Load the model of a folder in eval mode; raise on missing, unexpected or mis-shaped tensors."""
+        """Load the model of a folder in eval mode; raise for missing, unexpected or mis-shaped tensors."""
         facts = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
         config = facts["flaxformer_mt"]["config"]
         module = cls(config["model"], facts["sizes"], facts["special_ids"])
@@ -92,9 +92,9 @@ class Transformer(nn.Module):
     def forward(
         self, source: Tensor, target_in: Tensor, source_mask: Any = None, target_mask: Any = None
     ) -> Tensor:
-        """Next-token logits [B, T, V] for source ids [B, S] and target ids [B, T], which start with bos.
+        """Return next-token logits [B, T, V] for source ids [B, S] and target ids [B, T].
 
-        Masks are True at tokens; None: True at all ids except padding.
+        Target ids start with bos. Masks are True at tokens, False at padding; None: masks padding ids.
         """
         source_mask = source != self.special.pad if source_mask is None else source_mask
         target_mask = target_in != self.special.pad if target_mask is None else target_mask
@@ -113,9 +113,9 @@ class Transformer(nn.Module):
         return self._logits(self._decode(ids, positions, is_token, None, None)[:, source.shape[1] :])
 
     def encode(self, source: Tensor, source_mask: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the encoder output [B, S, D] of source ids [B, S], and the mask over it (None: no mask)."""
+        """Return the encoder output [B, S, D] for source ids [B, S], and its attention mask or None."""
         self._check_length(source.shape[1])
-        if not self.facts.source_end:  # the last token of a row is not read, unless it is its only one
+        if not self.facts.source_end:  # the last token of a row is masked, unless it is the only one
             ends = source_mask & ~functional.pad(source_mask[:, 1:], (0, 1))
             source_mask = source_mask & ~(ends & (torch.arange(source.shape[1], device=source.device) > 0))
         mask = None if self.facts.padding_mask == "none" else source_mask[:, None, None, :]
@@ -123,7 +123,7 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def greedy(self, source: Tensor, source_mask: Any = None, max_length: int | Tensor = 100) -> Tensor:
-        """Greedy search: ids [B, T] without bos; each row ends in eos, then padding.
+        """Translate by greedy search: return ids [B, T] without bos; each row ends in eos, then padding.
 
         max_length limits the length including eos: one number, or one per source [B].
         """
@@ -154,7 +154,7 @@ class Transformer(nn.Module):
         return torch.cat(tokens, dim=1)
 
     def _decode(self, ids: Tensor, positions: Tensor, is_token: Tensor, memory: Any, caches: Any) -> Tensor:
-        """Return the decoder output [B, Q, D]; is_token [B, M] has the cached tokens, then the ids [B, Q]."""
+        """Return the decoder output [B, Q, D] for ids [B, Q]; is_token [B, M]: of cached tokens and ids."""
         queries, keys = ids.shape[1], is_token.shape[1]
         self._check_length(keys)
         causal = torch.ones(queries, keys, dtype=torch.bool, device=ids.device).tril(keys - queries)
@@ -170,7 +170,7 @@ class Transformer(nn.Module):
 
 
 def _set_defaults(model: dict[str, Any]) -> SimpleNamespace:
-    """Section "model" of config.json with the defaults of fields that are None."""
+    """Return the section "model" of config.json, with None replaced by defaults."""
     rates = {n: model["dropout_rate"] for n in model if n.endswith("dropout_rate") and model[n] is None}
     m = SimpleNamespace(**model | rates)
     m.decoder_only = m.architecture == "decoder_only"
@@ -347,7 +347,7 @@ def _sinusoids(rows: int, width: int) -> Tensor:
 
 
 def _rotate(vectors: Tensor, angles: Tensor | None) -> Tensor:
-    """Rotate numbers i and i + K / 2 of each vector [B, H, T, K] as a pair."""
+    """Rotate elements i and i + K / 2 of each vector [B, H, T, K] as a pair."""
     if angles is None:
         return vectors
     first, second = vectors.chunk(2, dim=-1)
@@ -356,7 +356,10 @@ def _rotate(vectors: Tensor, angles: Tensor | None) -> Tensor:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a file by name. Format: 8 bytes of header length, a JSON header, the data."""
+    """Read the tensors of a safetensors file by name.
+
+    The file has 8 bytes with the length of the header, a JSON header, and the data.
+    """
     with path.open("rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     start = 8 + int.from_bytes(data[:8], "little")
@@ -370,7 +373,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def main(arguments: list[str]) -> None:
-    """Translate standard input line by line: text or, with --ids, ids. `greedy` on batches is faster."""
+    """Translate standard input line by line: text or, with --ids, ids; `greedy` on batches is faster."""
     if arguments not in ([], ["--ids"]):
         sys.exit("usage: python modeling.py [--ids] < INPUT > OUTPUT")
     folder, as_ids = Path(__file__).resolve().parent, bool(arguments)

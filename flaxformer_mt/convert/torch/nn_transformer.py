@@ -94,7 +94,7 @@ class TransformerModel(nn.Module):
 
 
 class _Sinusoids(nn.Module):
-    """Table of interleaved sines and cosines, which is not part of the state dict."""
+    """A table of interleaved sines and cosines, which is not part of the state dict."""
 
     table: Tensor
 

@@ -1,6 +1,6 @@
-"""Format torch: a safetensors file and one Python file that needs only PyTorch; supports every model.
+"""Format torch: a safetensors file and one Python file that only needs PyTorch.
 
-The network is in modeling.py, which is copied into each exported folder, and whose docstring lists the names.
+The network is in modeling.py, which is copied into each exported folder and lists the tensor names.
 """
 
 import functools
@@ -90,7 +90,7 @@ def _read(path: Path, overrides: ImportOverrides) -> Weights:
     return formats.read_weights(make_table(config, vocabs), tensors, config, vocabs, path, may_omit_tied=True)
 
 
-# modeling.py supports every value of every field, but for what imported models alone have.
+# modeling.py supports all values of all fields except values that only imported models have.
 _FIELDS = (
     *(field for field in EVERY_FIELD if field.ours != "attention_scale"),
     Field("positions", values=("sinusoidal", "learned", "rotary", "one_vector")),

@@ -1,4 +1,4 @@
-"""Formats that are the state dict of one PyTorch class, read without unpickling anything but tensors."""
+"""Formats that consist of the state dict of a PyTorch class; only tensors are unpickled."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -28,14 +28,14 @@ Loaded = tuple[Tensors, Config, Vocabs]
 class StateDictFormat:
     """A format that consists of the state dict of one PyTorch class.
 
-    fields: the network's fields. rules: maps a config to the rules of the name table.
-    arguments: arguments of the class for a config and its vocabularies; config.json stores them.
-    run: logits [B, T, V] for the tensors of all files, the arguments and a batch.
-    find_more_problems: further reasons why the class cannot express a config.
-    file_of: the file that stores the tensor of a name.
-    absent: fields whose parameters the class always has; those that a network lacks are 0.
-    write_more: writes further files; arguments: weights, tensors and folder.
-    load_other: loads a file of another kind, which says its config; None if the path is not one.
+    fields: table of the network's fields. rules: returns the rules of the name table for a config.
+    arguments: returns the arguments of the class for a config and its vocabularies; config.json stores them.
+    run: returns logits [B, T, V] for the tensors of all files, the arguments and a batch.
+    find_more_problems: returns further reasons why the class cannot express a config.
+    file_of: returns the name of the file that stores a tensor.
+    absent: fields whose parameters the class always has; if a network lacks them, they are 0.
+    write_more: writes further files, given the weights, the tensors and the folder.
+    load_other: loads another kind of file, which contains its config; returns None for other paths.
     """
 
     name: str
@@ -106,7 +106,7 @@ class StateDictFormat:
         return tensors, config, vocabs
 
     def _path_of(self, file: str, path: Path) -> Path:
-        """Return a file of the format, in the folder or beside the state dict that the user gives as path."""
+        """Return the path of a file of the format; `path` is the folder, or the state dict in it."""
         if path.is_dir():
             return path / file
         return path if file == STATE_NAME else path.parent / file
@@ -117,7 +117,7 @@ def tensor_of(ids: Any) -> torch.Tensor:
 
 
 def save_tensors(tensors: Tensors, path: Path) -> None:
-    """Write a state dict; an array with several names is stored once, as PyTorch stores tied tensors."""
+    """Write a state dict; an array with several names is stored once, like tied tensors in PyTorch."""
     by_id: dict[int, torch.Tensor] = {}
     save_value(
         {n: by_id.setdefault(id(a), torch.from_numpy(np.array(a, copy=True))) for n, a in tensors.items()},
@@ -126,7 +126,7 @@ def save_tensors(tensors: Tensors, path: Path) -> None:
 
 
 def save_value(value: dict[str, Any], path: Path) -> None:
-    with name_full_disk(path), path.open("wb") as file:  # given a path, PyTorch does not say why it fails
+    with name_full_disk(path), path.open("wb") as file:  # with a path, PyTorch's errors lack the reason
         torch.save(value, file)
 
 

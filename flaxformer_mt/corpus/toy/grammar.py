@@ -1,7 +1,7 @@
-"""The grammar of toy_de_en: makes the German and the English of a sentence together, phrase by phrase.
+"""The grammar of toy_de_en: generates each sentence in German and English at once, phrase by phrase.
 
-A clause is a verb with a subject and slots: each slot has the words of both languages, and each language has
-its own order of slots. All random choices come from one seed, so the text is the same on every machine.
+A clause is a verb with a subject and slots. A slot has the words of both languages, and each language orders
+the slots differently. All random choices come from one seed, so the text is the same on every machine.
 """
 
 import random
@@ -23,7 +23,7 @@ CASES = ("nominative", "accusative", "dative", "genitive")
 
 
 def _table(rows: str) -> dict[str, list[str]]:
-    """Read endings: a row for each case; columns masculine, feminine, neuter, plural."""
+    """Read a table of endings: one row per case, with the columns masculine, feminine, neuter and plural."""
     return dict(zip(CASES, (row.replace("-", "").split(" ") for row in rows.split(" / ")), strict=False))
 
 
@@ -41,10 +41,10 @@ _CONTRACTIONS = {"in dem": "im", "in das": "ins", "zu dem": "zum", "zu der": "zu
 _PRESENT = {"haben": "habe hast hat haben habt haben", "wissen": "weiß weißt weiß wissen wisst wissen"}
 _PRESENT |= {"sein": "bin bist ist sind seid sind", "werden": "werde wirst wird werden werdet werden"}
 _PRETERITE = {"haben": ("hatte", "hatten"), "sein": ("war", "waren")}
-# The slots between the German finite verb and the end, and after the English verb; it, me: objects, pronouns.
+# The order of slots after the German finite verb and after the English verb; it, me: pronouns as objects.
 _GERMAN_ORDER = "it me time often dative accusative not object place predicate".split()
 _ENGLISH_ORDER = "particle link me dative it accusative after predicate object place time".split()
-# Verbs of states, which take no time and no modal verb.
+# Stative verbs, which are used without a time and without a modal verb.
 _STATES = ("kennen", "lieben", "gehören", "haben", "brauchen", "wohnen", "glauben")
 _TENSES = {"present": 4, "past": 3.5, "future": 1}
 _AT = {("in", "dative", "in"): 7, ("vor", "dative", "in front of"): 1, ("hinter", "dative", "behind"): 1}
@@ -53,10 +53,10 @@ _FREE = [verb for verb in VERBS if verb.frame not in ("dass", "zu")]
 
 
 class Dice(random.Random):
-    """Random choices based on `random()` alone, whose values Python keeps stable for a given seed."""
+    """Random choices that only use `random()`, because Python guarantees its values for a given seed."""
 
     def pick(self, items: Collection[Any]) -> Any:
-        """Pick an item or, of a mapping to weights, a key with a probability proportional to its weight."""
+        """Pick an item; from a mapping of items to weights, pick with probability proportional to weight."""
         return self.choices(list(items), [*items.values()] if isinstance(items, Mapping) else None)[0]
 
 
@@ -65,21 +65,21 @@ def _join(*parts: str) -> str:
 
 
 def decline_noun(noun: Noun, case: str, plural: bool) -> str:
-    """Decline a noun: decline_noun(Kind, "dative", True) is Kindern."""
+    """Decline a German noun: decline_noun(Kind, "dative", True) returns "Kindern"."""
     if plural:
         return noun.plural + ("n" if case == "dative" and noun.plural[-1] not in "ns" else "")
     if "/" in noun.gender and case != "nominative":  # weak, as Student
         return noun.german + noun.gender[2:]
     if case != "genitive" or noun.gender == "f":
         return noun.german
-    # Words of one syllable, or that end in a sibilant, have -es.
+    # Words with one syllable or a final sibilant take -es.
     vowels = "".join("v" if letter in "aeiouäöü" else " " for letter in noun.german.lower()).split()
     short = len(vowels) == 1 and noun.german[-1] not in "aeiou"
     return noun.german + ("es" if short or noun.german[-1] in "sßzx" else "s")
 
 
 def conjugate(verb: Verb, person: int, plural: bool) -> str:
-    """Conjugate a verb in the present, without its prefix: conjugate(lesen, 2, False) is liest."""
+    """Conjugate a German verb in the present, without its prefix: conjugate(lesen, 2, False) is "liest"."""
     if verb.german in _PRESENT:
         return _PRESENT[verb.german].split()[person - 1 + 3 * plural]
     stem = verb.german.removesuffix("en")
@@ -90,7 +90,7 @@ def conjugate(verb: Verb, person: int, plural: bool) -> str:
 
 
 def _inflect(singular: str, plural_form: str, person: int, plural: bool) -> str:
-    """Inflect a modal verb or a preterite: kann, kannst, kann, können, könnt, können."""
+    """Inflect a German modal verb or a preterite, such as kann, kannst, kann, können, könnt, können."""
     if plural:
         stem = plural_form.removesuffix("n" if singular[-1] == "e" else "en")
         return f"{stem}t" if person == 2 else plural_form
@@ -98,14 +98,18 @@ def _inflect(singular: str, plural_form: str, person: int, plural: bool) -> str:
 
 
 def third_person(verb: str) -> str:
-    """Conjugate an English verb in the third person singular: third_person("carry") is carries."""
+    """Conjugate an English verb in the third person singular: third_person("carry") returns "carries"."""
     if verb[-1] == "y" and verb[-2] not in "aeiou":
         return f"{verb[:-1]}ies"
     return "has" if verb == "have" else verb + "e" * verb.endswith(("s", "sh", "ch", "x", "z", "o")) + "s"
 
 
 class Phrase(NamedTuple):
-    """A phrase: German by case, English as subject and as object; a pronoun is light, a name has no noun."""
+    """A phrase in both languages.
+
+    german: the phrase by case. english: the phrase as subject and as object. light: whether it is a pronoun.
+    noun: None for a name or a pronoun. column: the column of the phrase in tables of endings.
+    """
 
     german: Mapping[str, str]
     english: Both
@@ -119,9 +123,9 @@ class Phrase(NamedTuple):
 
 
 def make_noun(noun: Noun, determiner: str = "the", plural: bool = False, adjective: Any = None) -> Phrase:
-    """Make a noun phrase; `determiner` is English: the, a, no, every, this, my, a number or empty."""
+    """Make a noun phrase with an English `determiner`: the, a, no, every, this, my, a number or ""."""
     subject = "these" if determiner == "this" and plural else determiner
-    # The negation of an object is at the verb: not ... a, not ... any.
+    # English negates an object at the verb: not ... a, not ... any.
     other = subject if subject != "no" else "any" if plural or not noun.plural else "a"
     single, _, irregular = noun.english.partition("/")
     head = _join(adjective.english if adjective else "", (irregular or f"{single}s") if plural else single)
@@ -137,7 +141,7 @@ def make_noun(noun: Noun, determiner: str = "the", plural: bool = False, adjecti
 
 
 def make_name(name: str) -> Phrase:
-    """Make a phrase of the name of a person; of no name, an empty phrase, as an interrogative leaves it."""
+    """Make a phrase from a person's name; "" makes an empty phrase, the gap in questions, for instance."""
     return Phrase(dict.fromkeys(CASES, name), (name, name))
 
 
@@ -149,7 +153,7 @@ IT = Phrase({"accusative": "es"}, ("it", "it"), light=True)
 
 
 def own(owned: Phrase, owner: Phrase) -> Phrase:
-    """Give a noun with the definite article an owner: Annas Hund, der Hund des Mannes."""
+    """Add an owner to a noun with a definite article, as in Annas Hund or der Hund des Mannes."""
     genitive, said = owner.german["genitive"], owner.english[1]
     bare = make_noun(owned.noun, "", owned.plural, owned.adjective)
     german = {case: f"{owned.german[case]} {genitive}" for case in CASES}
@@ -160,7 +164,7 @@ def own(owned: Phrase, owner: Phrase) -> Phrase:
 
 
 def relate(head: Phrase, case: str, clause: "Clause") -> Phrase:
-    """Add a relative clause, whose phrase in the given case is the relative pronoun."""
+    """Add a relative clause to `head`; `case` is the case of the relative pronoun."""
     pronoun = "denen" if case == "dative" and head.plural else _DEFINITE[case][head.column]
     who = "who" if case == "nominative" and head.noun and head.noun.kind in PEOPLE else "that"
     german = {c: f"{form} , {pronoun} {clause.german('last')} ," for c, form in head.german.items()}
@@ -170,7 +174,7 @@ def relate(head: Phrase, case: str, clause: "Clause") -> Phrase:
 
 @dataclass
 class Clause:
-    """A verb with a subject and slots, negated by the slot `not`; a modal verb has the tense."""
+    """A verb with a subject and slots; a slot `not` negates it, and a modal verb carries the tense."""
 
     subject: Phrase
     verb: Verb
@@ -183,14 +187,17 @@ class Clause:
         german, english = phrase.german[case if name == "object" else name], phrase.english[1]
         if name == "object":
             german, english = contract(preposition, german), f"{self.verb.link} {english}"
-        else:  # pronouns stand early in German
+        else:  # pronouns come early in German
             name = {"accusative": "it", "dative": "me"}[name] if phrase.light else name
             self.slots["link"] = "", self.verb.link
         self.slots[name] = german, english
         return self
 
     def german(self, order: str, front: str = "") -> str:
-        """Order the German words: the verb second after `front` or the subject, or first, last, with zu."""
+        """Return the German clause; `order` is the place of the verb: "second", "first", "last" or "zu".
+
+        In second place, the verb follows the slot `front` or, without one, the subject.
+        """
         subject, prefix = self.subject.german["nominative"], self.verb.prefix
         slots, (finite, closing) = self.slots, self._german_verb()
         middle = _join(*(slots[slot][0] for slot in _GERMAN_ORDER if slot in slots and slot != front))
@@ -203,7 +210,7 @@ class Clause:
         return _join(*first, middle, closing)
 
     def _german_verb(self) -> Both:
-        """Return the finite verb and the word at the end of the clause: (hat, gelesen), (steht, auf)."""
+        """Return the finite verb and the word that ends the clause, as in (hat, gelesen) or (steht, auf)."""
         verb, person, plural = self.verb, self.subject.person, self.subject.plural
         past, infinitive = self.tense == "past", verb.prefix + verb.german
         if self.modal is not None:
@@ -218,7 +225,10 @@ class Clause:
         return _PRESENT[auxiliary].split()[person - 1 + 3 * plural], participle if past else infinitive
 
     def english(self, *, inverted: bool = False, front: str = "") -> str:
-        """Order the English words: `front` (a time or place), the auxiliary (`inverted`) or the subject."""
+        """Return the English clause, which starts with the slot `front` (a time or place), if any.
+
+        With `inverted`, the auxiliary precedes the subject.
+        """
         negation = "not" if "not" in self.slots else ""
         auxiliary, verbs = self._english_verb(support=inverted or bool(negation))
         if auxiliary == "can" and negation and not inverted:
@@ -232,7 +242,7 @@ class Clause:
         return _join(*(slots[name][1] for name in _ENGLISH_ORDER if name in slots and name != front))
 
     def _english_verb(self, *, support: bool) -> Both:
-        """Return the auxiliary, if any, and the other verbs; `support` adds do if there is no auxiliary."""
+        """Return the auxiliary, if any, and the other verbs; with `support`, a missing auxiliary is do."""
         verb, modal, past, tail = self.verb, self.modal, self.tense == "past", ""
         base, former = (verb.english, verb.past) if modal is None else (modal.english, modal.english_past)
         single, first = self.subject.person == 3 and not self.subject.plural, self.subject.english[0] == "I"
@@ -251,24 +261,24 @@ class Clause:
 
 
 def contract(preposition: str, phrase: str) -> str:
-    """Join a preposition to a phrase: contract("in", "dem Haus") is "im Haus"."""
+    """Join a German preposition and a phrase: contract("in", "dem Haus") returns "im Haus"."""
     article, _, rest = phrase.partition(" ")
     return _join(_CONTRACTIONS.get(f"{preposition} {article}", f"{preposition} {article}"), rest)
 
 
 def _finish(german: str, english: str, mark: str = ".") -> Both:
-    """Set commas, first capitals and mark: "was , , er tut ," becomes "Was, er tut."."""
+    """Fix commas, capitalize the first letter and add the mark: "was , , er tut ," becomes "Was, er tut."."""
     texts = [re.sub(r"( ,)+", ",", text).removesuffix(",") + mark for text in (german, english)]
     return texts[0][0].upper() + texts[0][1:], texts[1][0].upper() + texts[1][1:]
 
 
 def state(clause: Clause, front: str = "") -> Both:
-    """Make a statement; `front` is the slot that German puts first instead of the subject."""
+    """Make a statement; `front` is the slot that precedes the verb in German, instead of the subject."""
     return _finish(clause.german("second", front), clause.english(front=front.removeprefix("accusative")))
 
 
 def ask(clause: Clause, word: Both = ("", "")) -> Both:
-    """Make a question: with an interrogative for an empty or missing phrase, or a yes-no question."""
+    """Make a question that starts with the interrogative `word` or, without one, a yes-no question."""
     english = clause.english(inverted=clause.subject.english[0] != "")
     return _finish(_join(word[0], clause.german("first")), _join(word[1], english), "?")
 
@@ -294,7 +304,7 @@ def _pick_noun(dice: Dice, kinds: Collection[str], other: Noun | None = None) ->
 
 
 def _grow_noun(dice: Dice, kinds: Collection[str], *, subject: bool = False, rich: bool = False) -> Phrase:
-    """Generate a noun of these kinds; if `rich`, perhaps with an owner or a relative clause."""
+    """Generate a noun phrase; if `rich`, it may have an owner or a relative clause."""
     noun = _pick_noun(dice, kinds)
     plural = bool(noun.plural) and dice.random() < 0.25
     weights = {"the": 9.0, "this": 1.2, "my": 0.8, "your": 0.4, "his": 0.4, "our": 0.6}
@@ -317,7 +327,11 @@ def _grow_noun(dice: Dice, kinds: Collection[str], *, subject: bool = False, ric
 
 
 def _relate(dice: Dice, head: Phrase, noun: Noun) -> Phrase:
-    """Add a relative clause; only "den" may be the object of a noun: "die das Kind sieht" is ambiguous."""
+    """Add a relative clause.
+
+    With a noun as subject, the relative pronoun as object must be masculine, since "die das Kind sieht" is
+    ambiguous.
+    """
     case = dice.pick(["nominative", "accusative", "dative"])
     verbs = [verb for verb in _verbs_of(case) if noun.kind in verb.objects and "person" in verb.subjects]
     clear = [one for one in PRONOUNS if one.german["nominative"] != "sie"]  # sie is she or they
@@ -329,7 +343,7 @@ def _relate(dice: Dice, head: Phrase, noun: Noun) -> Phrase:
 
 
 def _grow_phrase(dice: Dice, kinds: Collection[str], case: str, other: Phrase, rich: bool) -> Phrase:
-    """Generate a noun, a name or a pronoun that does not refer to the same person as `other`."""
+    """Generate a noun phrase, or a name or pronoun that does not refer to the same person as `other`."""
     if "person" in kinds and dice.random() < 0.3:  # not: I see me
         others = [one for one in PRONOUNS if one.person == 3 or one.person != other.person]
         return dice.pick([one for one in others if one.german[case]])
@@ -356,7 +370,10 @@ def _grow_place(dice: Dice, verb: Verb) -> Both:
 def _grow_clause(
     dice: Dice, verb: Any = None, subject: Any = None, tenses: Any = _TENSES, *, how: str = "", hole: str = ""
 ) -> Clause:
-    """Generate a clause, `how` rich or bare, without its object in the case `hole`; by default any verb."""
+    """Generate a clause with a random verb, subject and tense unless given.
+
+    `how`: "rich" for longer phrases, "bare" for no time and no negation. `hole`: case of the object to omit.
+    """
     verb = verb or (words.BE if dice.random() < 0.1 else dice.pick(_FREE))
     rich, (preposition, _, case) = how == "rich", verb.frame.rpartition("+")
     subject = subject or _grow_phrase(dice, verb.subjects, "nominative", IT, rich)
@@ -385,7 +402,7 @@ def _grow_clause(
     negated, point = "not" in clause.slots or subject.determiner == "no", dice.random() * (1 if rich else 2)
     if how != "bare" and verb.german not in _STATES and point < 0.5:
         tense = "modal" if clause.modal and clause.tense == "present" else clause.tense
-        # "Not every day" would need the negation in another position.
+        # "Not every day" would require the negation in another position.
         times = [time for time in words.TIMES if not time[2] or tense in time[2]]
         clause.slots["time"] = dice.pick([time for time in times if not (negated and "every" in time[1])])[:2]
     elif how != "bare" and not negated and 0.5 < point < 0.65:
@@ -394,7 +411,7 @@ def _grow_clause(
 
 
 def _negate(dice: Dice, clause: Clause, objects: dict[str, Phrase]) -> None:
-    """Negate some clauses: with kein if the accusative is indefinite, never with every or a number."""
+    """Negate some clauses: with kein if the accusative is indefinite, and never with every or a number."""
     if clause.subject.determiner in ("no", "every") or dice.random() < 0.8:
         return
     phrase, unfit = objects.get("accusative", IT), ("a", "", "every", *words.NUMBERS)
@@ -408,7 +425,7 @@ def _negate(dice: Dice, clause: Clause, objects: dict[str, Phrase]) -> None:
 def _grow_statement(dice: Dice) -> Both:
     clause = _grow_clause(dice, how="rich")
     fronts = {"": 4.0, "time": 3.0, "place": 2.0 * (clause.verb.frame != "goal")}
-    # Only "den", "einen" and their like tell the object from the subject; "die" and "das" do not.
+    # Only masculine forms such as "den" and "einen" mark the object; "die" and "das" may be the subject.
     first = clause.slots.get("accusative", ("", ""))[0].split(" ")[0]
     fronts["accusative"] = float(first.islower() and first.endswith("en"))
     return state(clause, dice.pick({slot: fronts[slot] for slot in fronts if slot in ("", *clause.slots)}))
@@ -432,7 +449,7 @@ def _grow_question(dice: Dice) -> Both:
 
 
 def _grow_subordinate(dice: Dice) -> Both:
-    """Generate two clauses with because, although, if or before, in compatible tenses."""
+    """Generate two clauses in compatible tenses, joined by because, although, if or before."""
     main, kinds = _grow_clause(dice), [("weil", "because"), ("obwohl", "although"), ("bevor", "before")]
     word = dice.pick(kinds if main.tense == "past" else [*kinds, ("wenn", "if")])
     second = _grow_clause(dice, tenses={"past": 1} if main.tense == "past" else {"present": 1})
@@ -461,7 +478,7 @@ _KINDS = {_grow_statement: 9, _grow_question: 3, _grow_subordinate: 4, _grow_tha
 
 
 def make_pairs(sizes: Sequence[int], *, seed: int = SEED) -> list[list[Both]]:
-    """Make lists of (German, English) pairs of these sizes; no sentence of either language occurs twice."""
+    """Make lists of (German, English) pairs with the given sizes, in which no sentence occurs twice."""
     dice, seen, pairs = Dice(seed), set[str](), list[Both]()
     while len(pairs) < sum(sizes):
         pair = dice.pick(_KINDS)(dice)
@@ -473,7 +490,7 @@ def make_pairs(sizes: Sequence[int], *, seed: int = SEED) -> list[list[Both]]:
     return [pairs[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
-# What is said of a person and of a thing alike, so that it does not tell which of the two a pronoun means.
+# Adjectives for both persons and things, so that they do not reveal which of the two a pronoun means.
 _SAID_OF_BOTH = ("old", "new", "small", "big", "beautiful", "expensive")
 _THINGS = ("thing", "box", "clothes", "machine", "vehicle")
 # Raise with every change of the documents. Sizes are numbers of documents of two lines.
@@ -482,7 +499,7 @@ DOCUMENTS = {"train": 6000, "valid": 250, "test": 500}
 
 
 def _grow_document(dice: Dice, gender: str, *, person: bool) -> tuple[Both, Both]:
-    """Generate a line with a noun, and a line with its pronoun: er is he or it, and sie she or it."""
+    """Generate a line with a noun and a line with its pronoun, whose English form depends on the noun."""
     fitting = [noun for noun in words.NOUNS if noun.kind in (PEOPLE if person else _THINGS)]
     noun = dice.pick([noun for noun in fitting if noun.gender[0] == gender])
     verbs = [verb for verb in _verbs_of("accusative") if noun.kind in verb.objects]
@@ -509,9 +526,9 @@ def _grow_document(dice: Dice, gender: str, *, person: bool) -> tuple[Both, Both
 
 
 def write_documents(folder: Path) -> Path:
-    """Write `toy_documents`, German and English text in documents of two lines, and return their folder.
+    """Write `toy_documents`, parallel German and English documents of two lines; return their folder.
 
-    No first line of a document occurs twice.
+    The first lines of documents are unique.
     """
 
     def write(partial: Path) -> None:

@@ -1,7 +1,7 @@
-"""The words of toy_de_en in both languages, and the words they combine with.
+"""The words of toy_de_en in both languages, and which words they combine with.
 
-Each German word has one English word. Entries of the tables are separated by semicolons, their columns by
-spaces; "-" is an empty column, "_" a space within a column.
+Each German word has one translation. In the tables, semicolons separate entries and spaces separate columns;
+"-" is an empty column, "_" a space within a column.
 """
 
 from collections import namedtuple
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 Noun = namedtuple("Noun", "kind german gender plural english")
 Adjective = namedtuple("Adjective", "german english kinds")
-# A participle with sein is ist/... An English pronoun stands before `particle` (turn it off), another object
-# after it (turn off the lamp), every object after `link` (wait for it).
+# A participle that takes sein is written ist/... An English pronoun precedes `particle` (turn it off), other
+# objects follow it (turn off the lamp), and all objects follow `link` (wait for it).
 Verb = namedtuple("Verb", "prefix german third perfect english particle link past frame subjects objects")
 # Forms for I (or he) and for we; `rest` follows the English verb: have to, would like to.
 Modal = namedtuple("Modal", "singular plural past english english_past rest")
@@ -114,11 +114,11 @@ _VERBS = {
 _MODALS = """kann können konnte can could; muss müssen musste have had to; will wollen wollte want wanted to;
     soll sollen - should; darf dürfen - may; möchte möchten - would - like_to"""
 
-# German cases, English as subject and object, person, number; forms with two translations are left out.
+# German cases, English subject and object, person, number; forms with two translations are left out.
 _PRONOUNS = """ich mich mir I me 1; du dich dir you you 2; er ihn ihm he him 3; sie - ihr she her 3;
     wir uns uns we us 1 plural; ihr euch euch you you 2 plural; sie - ihnen they them 3 plural"""
 
-# German, English, and the tenses that go with it, if not all.
+# German, English, and the possible tenses, if not all.
 _TIMES = """heute today; gestern yesterday past; letzte_Woche last_week past; bald soon future;
     morgen tomorrow future,modal; nächstes_Jahr next_year future,modal; jeden_Tag every_day; jetzt now modal;
     am_Abend in_the_evening; am_Montag on_Monday; am_Sonntag on_Sunday; im_Sommer in_summer"""
