@@ -32,27 +32,27 @@ _NO_TEST_SET = "there is no test set to score; hold one out with data.test_pairs
 class TrainingReport(TypedDict, total=False):
     """The report that `fit` returns and writes to report.json in the run directory."""
 
-    # Number of updates; `stopped_early` says whether they ended before train.steps.
+    # The number of steps trained; `stopped_early`: whether training ended before train.steps.
     step: int
     stopped_early: bool
-    # Update and value of the best checkpoint, by train.best_metric.
+    # The step of the best checkpoint by train.best_metric, and its value.
     best: dict[str, Any]
-    # Results on the test set, if there is one.
+    # The results on the test set, if there is one.
     test: EvaluationResult
-    # Duration of training, without evaluations and checkpoints; `target_tokens` counts target tokens, not
+    # The duration of training, without evaluations and checkpoints, and the number of target tokens, without
     # padding.
     train_seconds: float
     target_tokens: int
-    # Number of parameters of the model.
+    # The number of parameters of the model.
     parameters: int
     # The devices that trained.
     hardware: str
-    # Numbers of pairs that were read and left out, per split.
+    # The numbers of pairs that were read, used and left out, per split.
     data: dict[str, Any]
-    # Value of train.patience; with data.stages, `stages_ended` says whether the last stage ended.
+    # The value of train.patience; with data.stages, `stages_ended`: whether the last stage has ended.
     patience: int
     stages_ended: bool
-    # Date and time of the end; `version` is the version of this package, `command` the command line.
+    # The date and time of the end; the versions of this package and of Python; the command line.
     finished: str
     version: str
     python: str
