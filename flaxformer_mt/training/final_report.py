@@ -39,8 +39,8 @@ class TrainingReport(TypedDict, total=False):
     best: dict[str, Any]
     # The results on the test set, if there is one.
     test: EvaluationResult
-    # The duration of training, without evaluations and checkpoints, and the number of target tokens, without
-    # padding.
+    # The duration of training, without evaluations and checkpoints; `target_tokens`: the number of target
+    # tokens, without padding.
     train_seconds: float
     target_tokens: int
     # The number of parameters of the model.
@@ -52,7 +52,7 @@ class TrainingReport(TypedDict, total=False):
     # The value of train.patience; with data.stages, `stages_ended`: whether the last stage has ended.
     patience: int
     stages_ended: bool
-    # The date and time of the end; the versions of this package and of Python; the command line.
+    # The date and time of the end; `version`: this package's version; `command`: the command line.
     finished: str
     version: str
     python: str
