@@ -61,8 +61,7 @@ def device_memory(device: jax.Device) -> tuple[int, int] | None:
 def choose_dtype(trained: str) -> str:
     """Return the default dtype in which a trained model runs; `trained` is the dtype of its training.
 
-    It is the dtype of the training, except on a CPU that multiplies bfloat16 no faster than float32, where it
-    is float32.
+    It is float32 on a CPU that multiplies bfloat16 no faster than float32, and `trained` otherwise.
     """
     return "float32" if default_platform() == "cpu" and slow_bfloat16_reason() else trained
 

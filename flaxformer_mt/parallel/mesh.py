@@ -90,7 +90,7 @@ class Parallel:
         return jax.tree.map(self._put_rows, batch)
 
     def _put_rows(self, array: np.ndarray) -> jax.Array:
-        """Transfer an array [rows, ...] of a batch; it has the rows of this process only."""
+        """Transfer an array [rows, ...] of a batch; `array` has only the rows of this process."""
         sharding, share = NamedSharding(self.mesh, _ROWS), self.row_share
         if len(share) == self.layout.row_parts:
             return jax.device_put(array, sharding)
@@ -136,10 +136,9 @@ class Parallel:
         split in the same way; all other results are sums over all rows.
 
         Args:
-          batch: the index of the argument that is a batch; other arguments are parameters or equal for all
-            rows.
-          partial: whether to leave the sum over the axis data to `sum_parts`; then the results are [data,
-            ...] if data exceeds 1.
+          batch: the index of the argument that is a batch; the others are parameters or equal for all rows.
+          partial: whether to leave the sum over the axis data to `sum_parts`; if data exceeds 1, the results
+            then have a first axis data.
         """
         if self.device_count == 1:
             return lambda *arguments: function(*arguments, part=None)

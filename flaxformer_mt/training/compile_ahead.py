@@ -241,8 +241,7 @@ def find_unpadded_sizes(
 def fitting_sizes(batch: BatchArray, sizes: UnpaddedSizes) -> tuple[int, int] | None:
     """Return the array sizes for a batch without padding; None if its padding stays.
 
-    Padding stays if `sizes` has no entry for the batch's shape, or if the batch has more tokens than the
-    entry.
+    Padding stays if `sizes` has no entry for the batch's shape, or if the batch has more tokens than that.
     """
     room = sizes.get(batch.shape)
     if room is None or any(side.mask.sum() > most for side, most in zip(batch.sides, room, strict=True)):

@@ -59,9 +59,10 @@ def start_run(
     Args:
       config: the config of the new run; the network and the vocabulary of the other run replace its own.
       run_dir: the run directory to make; if it exists, it must have been started from the same `init`.
-      init: RUN or RUN@CHECKPOINT, the checkpoint whose parameters to copy (their moving average, if it has
-      one). new_vocab: whether to make a new vocabulary from the new corpus, with the settings of `config`.
-      progress: a stream for the message how many subwords of a new vocabulary keep their parameters.
+      init: RUN or RUN@CHECKPOINT, the checkpoint whose parameters (their moving average, if there is one) to
+        copy.
+      new_vocab: whether to make a new vocabulary from the new corpus, with the settings of `config`.
+      progress: a stream for a message on how many subwords of a new vocabulary keep their parameters.
 
     Raises:
       UserError: `run_dir` exists and was not started from `init`, or the config is invalid.
@@ -119,7 +120,7 @@ def adopt_network(config: Config, other: Config, *, new_vocab: bool) -> Config:
 
 
 def map_pieces(old: Vocab, new: Vocab) -> np.ndarray:
-    """Return the old id, or -1, of the subword of each id of the new vocabulary, as an array [new.size].
+    """Return an array [new.size] that maps each new id to the old id of the same subword, or to -1.
 
     Special symbols, such as eos, correspond to each other even if their ids and names differ.
     """

@@ -55,8 +55,8 @@ from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
 @dataclass(frozen=True)
 class TrainStep:
     """The compiled programs of a training step: from a state and microbatches to a new state and metrics.
-    by_shape: the program of the whole step, or with gradient accumulation the gradient of one microbatch; one
-    version for each batch shape.
+    by_shape: the program of the whole step or, with gradient accumulation, of the gradient of one microbatch;
+    it is compiled for each batch shape.
     add, update: with gradient accumulation, the programs that add the sums of two microbatches, and that
     update the state with the total.
     """
@@ -189,7 +189,7 @@ def shapes_left(setup: TrainingSetup) -> list[Shape]:
 
 
 def _epoch_plans(prepared: Prepared) -> list[dict[str, Any]]:
-    """Return the plan summary of the first epoch, or with stages of the first epoch of each stage."""
+    """Return the plan summary of the first epoch or, with stages, of the first epoch of each stage."""
     return [stage["batches"] for stage in prepared.report.get("stages", [prepared.report])]
 
 

@@ -99,7 +99,7 @@ class TrainState:
 
     step: the number of steps so far, including skipped steps. ema_params: the exponential moving average of
     the parameters, or None. skipped: the number of steps that were skipped because of a non-finite loss or
-    gradient. skipped_in_a_row: the number of steps skipped since the last one that was not.
+    gradient. skipped_in_a_row: the number of steps skipped since the last step that was not skipped.
     """
 
     step: Array
