@@ -84,7 +84,7 @@ def prepare(
       overlap: whether to read the whole training set and report how many held-out pairs it contains.
       shortlist: a shortlist to learn and write.
       pool: the workers that check and tokenize the training set.
-      vocabs: the vocabularies of another run, to use instead of those of the config.
+      vocabs: the vocabularies of another run, to use instead of the config's.
     """
     if run_dir is not None:
         run_dir = open_copy(run_dir)

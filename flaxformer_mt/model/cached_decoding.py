@@ -28,7 +28,7 @@ def make_logits(kernels: Kernels, x: Array, table: Array | Quantized, bias: Arra
 
 
 class ListedOutput(NamedTuple):
-    """The output layer's columns for the shortlist of each batch row, apart from the common tokens."""
+    """The columns of the output layer for the tokens of each batch row's own shortlist."""
 
     # float32 in any dtype of the model: so few columns are multiplied faster in float32 on CPUs.
     kernel: Array  # [B, D, C]
@@ -114,8 +114,8 @@ class CachedDecoder(nn.Module):
     ) -> tuple[Array, Cache]:
         """Feed one token per beam, [B, W]; return the next logits [B, W, V] and the updated cache.
 
-        With `common`, the output layer of the common tokens (`take_output`), the logits are [B, W, N + C]:
-        those of the common tokens and of each row's shortlist (`add_shortlists`).
+        With `common`, the output layer of N common tokens (`take_output`), the logits are [B, W, N + C]: for
+        the common tokens, then for the C tokens of each row's shortlist (`add_shortlists`).
         """
         beams, length = tokens.shape[1], self._capacity(cache, tokens.shape[1])
         ancestry_of = continue_beams if self._is_recurrent else make_ancestry_mask
@@ -134,7 +134,7 @@ class CachedDecoder(nn.Module):
     def read_prefix(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         """Feed the first P tokens of each row at once, [B, P]; return logits [B, P, V] and the updated cache.
 
-        The cache must be empty and have one beam. The tokens are right-aligned: those of row b begin at step
+        The cache must be empty and have one beam. The tokens are right-aligned: row b begins at step
         start_steps[b].
         """
         length, capacity = tokens.shape[1], self._capacity(cache, 1)

@@ -69,9 +69,9 @@ def add_factors(
     the stacking of layers nor on which other matrices are adapted.
 
     Args:
-      rank: R of the matrices.
-      alpha: the change is scaled by alpha / rank.
-      embedding_rank: R of tables that have a vector for each token; 0: `rank`.
+      rank: the rank R of the factors.
+      alpha: the change of a matrix is scaled by alpha / rank.
+      embedding_rank: the rank for tables with one vector per token; 0: `rank`.
     """
     leaves = flatten_tree(params)
     leaves[_SCALE] = jnp.asarray(alpha / rank, jnp.float32)
@@ -111,8 +111,7 @@ def merge_factors(params: Any) -> Any:
 def merge_leaves(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Add the LoRA changes to the adapted matrices; return the parameters of the network, by path.
 
-    Without factors, the parameters stay unchanged. Numpy arrays stay numpy arrays; JAX arrays are allowed
-    too.
+    Without factors, the parameters stay unchanged. Leaves are JAX arrays, or numpy arrays, which stay so.
     """
     merged = {path: leaf for path, leaf in leaves.items() if not path.startswith(f"{FACTORS}/")}
     for name, leaf in leaves.items():

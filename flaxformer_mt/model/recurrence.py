@@ -79,8 +79,7 @@ def find_starts(segments: Array | None) -> Array | None:
 class SimplerRecurrence(nn.Module):
     """SSRU (Kim et al. 2019): the output is ReLU(c_t), with states c_t = f_t * c_{t-1} + (1 - f_t) * W x_t.
 
-    The forget gate is f_t = sigmoid(W_f x_t + b_f). States and gates are float32, whatever the model's dtype
-    is.
+    The forget gate is f_t = sigmoid(W_f x_t + b_f). States and gates are always float32.
     """
 
     config: ModelConfig

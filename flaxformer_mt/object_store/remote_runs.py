@@ -6,12 +6,10 @@ they do nothing.
 
     Reading     Small files are fetched when the run is opened, the arrays of a checkpoint when they are read.
     Publishing  An object appears atomically, but a folder does not. So the manifest of a checkpoint is
-    uploaded
-                last, and a checkpoint without manifest counts as absent, like a run without config.json. If a
-                checkpoint is written again, it is absent until it is complete.
+                uploaded last, and a checkpoint without manifest counts as absent, like a run without
+                config.json. If a checkpoint is written again, it is absent until it is complete.
     Parts       Each process of a job has its own copy. It uploads its shards of a checkpoint to
-                `checkpoints/.writing-...`; process 0 fetches the shards of the others and seals the
-                checkpoint.
+                `checkpoints/.writing-...`; process 0 fetches the other shards and seals the checkpoint.
 
 The objects that a killed process leaves are ignored; the next owner of the run removes them.
 """
@@ -129,7 +127,7 @@ class _Copy(Mirror):
         self.get(n for n in absent if wanted(n[len(prefix) :]))
 
     def publish(self, folder: Path) -> None:
-        """Upload changed files below `folder` (a complete checkpoint or the run), and those of no checkpoint.
+        """Upload changed files below `folder` (a complete checkpoint or the run) and outside checkpoints.
         A run that is not in the store yet is uploaded only if `folder` is the run directory itself.
         """
         if _CONFIG not in self.objects:

@@ -187,7 +187,7 @@ def decide_once(decide: Callable[[], T]) -> T:
 def work_in_all(work: Callable[[], T], *, what: str) -> T:
     """Return `work()` after it has succeeded in all processes, which call this function together.
 
-    If it fails in one process, all processes raise a UserError, as "process 1 of 2 cannot WHAT: ...".
+    If it fails in one process, all processes raise a UserError: "process 1 of 2 cannot WHAT: ...".
     """
     if process_count() == 1:
         return work()

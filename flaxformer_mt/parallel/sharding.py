@@ -37,8 +37,7 @@ def is_split() -> bool:
 def gather(parameter: Array, letters: str) -> Array:
     """Gather a parameter if the program has only a part of it along axis D; `letters` name its axes.
 
-    In the backward pass, the gradient is summed over the devices, and each device receives its part of the
-    sum.
+    In the backward pass, the gradient is summed over the devices, and each device receives its part of it.
     """
     if not is_gathered(letters):
         return parameter

@@ -1,4 +1,4 @@
-"""Selects the trained parameters: all, all but those of optim.freeze, or those of optim.lora.
+"""Selects the trained parameters: all, all except optim.freeze, or the parameters of optim.lora.
 
 Gradients, their sums and the optimizer state contain only the trained parameters. The patterns of the config
 are matched against parameter paths.
@@ -24,7 +24,7 @@ def is_frozen(path: str, patterns: Sequence[str]) -> bool:
 
 
 def is_trained(path: str, optim: OptimConfig) -> bool:
-    """Return whether a parameter is trained; with optim.lora, only factors and those of `also_train` are."""
+    """Return whether a parameter is trained; with optim.lora, factors and `also_train` parameters are."""
     if optim.lora.rank:
         is_factor = path.startswith(f"{FACTORS}/") and path.endswith(("/down", "/up"))
         return is_factor or is_frozen(path, optim.lora.also_train)
