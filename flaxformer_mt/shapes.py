@@ -26,8 +26,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def typed(function: Function) -> Function:
     """Check the annotated shapes of a function at each call; under jit, only once, while it is traced.
 
-    The checker is loaded at the first call: programs that are loaded from disk, without tracing, do not need
-    it.
+    The checker is loaded at the first call: programs that are loaded from disk without tracing need none.
     """
 
     @functools.cache

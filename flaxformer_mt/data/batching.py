@@ -244,8 +244,7 @@ def plan_epoch(
     Args:
       parts: the data sets of a mixture. A pair of a set with weight w occurs floor(w) times, and once more
         with probability w - floor(w).
-      shapes: the batch shapes; None: `make_training_shapes` chooses them. Pairs that fit no shape are
-        skipped.
+      shapes: the batch shapes; None: `make_training_shapes`. Pairs that fit no shape are skipped.
       drawn: the numbers of the pairs of this epoch, if a stage of training selects them.
     """
     if shapes is None:
