@@ -270,8 +270,7 @@ def plan_epoch(
 def plan_in_order(source_lengths: np.ndarray, target_lengths: np.ndarray, *, config: DataConfig) -> EpochPlan:
     """Plan evaluation batches: each pair once, in fixed order, in at most `config.num_shapes` shapes.
 
-    Pairs above the config's maximum lengths are included, since the last shape is as long as the longest
-    pair.
+    Pairs above the config's maximum lengths are included: the last shape is as long as the longest pair.
     """
     shapes = make_shapes(source_lengths, target_lengths, config=config)
     examples = np.arange(len(source_lengths))

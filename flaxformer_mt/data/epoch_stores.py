@@ -54,10 +54,7 @@ class EpochStores:
         self.base = self._build(0, pairs, drawing, root, **base_options)
 
     def store(self, epoch: int) -> TokenStore:
-        """Return the store of an epoch, built if missing.
-
-        Only the base and the two stores that were requested last are kept.
-        """
+        """Return the store of an epoch, built if missing; only the base and the last two stores are kept."""
         if epoch == 0 or not self._drawing.active:
             return self.base
         return self._keep(epoch, self.pairs, self._drawing)

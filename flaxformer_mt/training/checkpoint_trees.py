@@ -132,7 +132,7 @@ def split_stacks(leaves: Leaves) -> Leaves:
 
 
 def _name_stack(start: str) -> str:
-    """Return the stack's name, encoder for 1/0/mu/encoder/: each tree of an optimizer has the same stacks."""
+    """Return the last name of a path, `encoder` for 1/0/mu/encoder/: all trees have equal stacks."""
     return start.rstrip("/").rpartition("/")[2]
 
 

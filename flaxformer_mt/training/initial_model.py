@@ -59,7 +59,7 @@ def start_run(
     Args:
       config: the config of the new run; the network and the vocabulary of the other run replace its own.
       run_dir: the run directory to make; if it exists, it must have been started from the same `init`.
-      init: RUN or RUN@CHECKPOINT, the checkpoint from which to copy the parameters or their moving average.
+      init: RUN or RUN@CHECKPOINT, whose parameters are copied: the moving average if the checkpoint has one.
       new_vocab: whether to make a new vocabulary from the new corpus, with the settings of `config`.
       progress: a stream for a message on how many subwords of a new vocabulary keep their parameters.
 

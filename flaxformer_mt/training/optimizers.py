@@ -24,8 +24,7 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
     """Build the optimizer that the config names; it expects gradients that are already clipped.
 
     Weight decay is decoupled (Loshchilov and Hutter 2019) and applies to matrices only, not to biases or the
-    parameters of normalization layers. The optimizer accepts trees of all parameters and uses only the
-    trained ones.
+    parameters of normalization layers. From trees of all parameters, the optimizer uses the trained ones.
     """
     rules = {
         "adam": lambda: optax.adam(schedule, b1=config.b1, b2=config.b2, eps=config.epsilon),
@@ -165,9 +164,9 @@ def learning_rate(numbers: Hyperparameters, step: Array | int) -> Array:
 def warmup_updates(config: OptimConfig, *, total_steps: int) -> int:
     """Return the number of warm-up steps, in which the learning rate rises; 0: none.
 
-    This is `warmup_steps`, with one exception: cosine and linear schedules must also fall by step
-    `total_steps`. If their warm-up would take all steps, as in a short trial of a recipe, it takes half of
-    them.
+    This is `warmup_steps`, except for cosine and linear schedules, which must also fall by step
+    `total_steps`: if their warm-up would take all steps, as in a short trial of a recipe, it takes half of
+    the steps.
     """
     falls_until_the_end = config.schedule in ("cosine", "linear")
     if falls_until_the_end and config.warmup_steps >= total_steps:

@@ -47,8 +47,7 @@ _MOST_SKIPPED = 20
 class TrainingLog:
     """Sums the metrics of steps, and logs them every `train.log_every` steps and after each epoch.
 
-    The metrics of a step are read after the next step has been dispatched, so that the devices always have
-    work.
+    A step's metrics are read after the next step has been dispatched, so that the devices always have work.
     """
 
     def __init__(

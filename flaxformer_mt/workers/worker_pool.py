@@ -101,7 +101,7 @@ class _WorkerPool:
             yield answer.result
 
     def _submit(self, blocks: Iterable[Any], name: Callable[[Any], str]) -> Iterator[Future[Answer]]:
-        """Yield a future for each block; a UserError of `blocks` becomes the result of the last future."""
+        """Yield a future for each block; a UserError that `blocks` raises is the last answer."""
         try:
             for block in blocks:
                 yield self._threads.submit(self._work, block, name(block))
