@@ -1,6 +1,6 @@
 """flaxformer_mt trains Transformers for machine translation in JAX and Flax.
 
-The public API; every name is loaded when it is first used, so that importing the package loads no JAX:
+The public API. Each name is loaded at its first use, so that importing the package does not load JAX:
 
     from flaxformer_mt import TranslationOptions, Translator
 

@@ -1,4 +1,4 @@
-"""`python -m flaxformer_mt COMMAND ...`; owns nothing."""
+"""Runs the command line: `python -m flaxformer_mt COMMAND ...`."""
 
 from flaxformer_mt.commands.launch import launch
 

@@ -1,4 +1,4 @@
-"""Files that appear complete: readers, and a process that is killed, leave the old content or the new one."""
+"""Atomic writes: a reader sees the old or the new content of a file, even if the writer is killed."""
 
 import os
 import secrets
@@ -6,7 +6,10 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, *parts: bytes | memoryview, sync: bool = False) -> None:
-    """Write `.NAME.XXXXXXXX` beside the file, eight random digits, and rename it; the folder must exist."""
+    """Write `parts` to a hidden temporary file, then rename it to `path`; the folder of `path` must exist.
+
+    With `sync`, the file and its folder are also flushed to disk.
+    """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with partial.open("wb") as file:

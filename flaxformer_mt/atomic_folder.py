@@ -1,14 +1,14 @@
 """Atomic folders: a folder becomes visible only when it is complete, and its manifest reveals later damage.
 
-`artifact` is how anything is cached: a folder that is built once for all processes, verified whenever it is
-opened, and built again if it is damaged. Checkpoints use the functions below it.
+All caches use `artifact`: it builds a folder once for all processes, verifies the folder whenever it is
+opened, and rebuilds a damaged folder. Checkpoints use the functions below `artifact`.
 
-A folder NAME is written as `.writing-NAME`, or as `.writing-NAME-` with a random number, sealed with its
-manifest (file names, sizes and digests), and renamed to NAME. An older NAME that it replaces is called
-`.replaced-NAME` between the two renames. A folder to delete is called `.removed-NAME-` while its files are
-deleted. A process killed at any moment therefore leaves hidden folders, which `sweep_folders` removes, and
-every visible folder is complete. In the copy of a run in an object store, the folder is then uploaded, and
-so is its removal.
+A folder NAME is written as `.writing-NAME` (or `.writing-NAME-` and a random number), sealed with its
+manifest (file names, sizes and digests), and renamed to NAME. If it replaces an older NAME, the older folder
+is first renamed to `.replaced-NAME`. A folder to delete is renamed to `.removed-NAME-` and a random number
+before its files are deleted. So every visible folder is complete, and a killed process leaves only hidden
+folders, which `sweep_folders` removes. If the folder belongs to the local copy of a run in an object store,
+the new folder or its removal is then also applied to the store.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ Result = TypeVar("Result")
 
 
 class BuildStopped(Exception):
-    """The `stop` event of a build is set."""
+    """Raised in a build, or in a process that waits for one, when the build's `stop` event is set."""
 
 
 def artifact(
@@ -60,11 +60,11 @@ def artifact(
     resume: bool = False,
     stop: threading.Event | None = None,
 ) -> Result:
-    """Load `folder`; if it is absent or damaged, `build` writes its files and returns metadata.
+    """Load `folder`; if it is absent or damaged, build it: `build` writes its files and returns metadata.
 
-    While it is built it is `.writing-NAME`, which its builder locks: other processes wait for it. What a
-    killed builder has left is removed, or with `resume` given to the next one. When another thread sets
-    `stop`, a process that waits raises `BuildStopped`.
+    The builder writes to `.writing-NAME` and locks this folder; other processes wait until it is finished.
+    Files that a killed builder has left are removed, or with `resume` passed to the next builder. When
+    another thread sets `stop`, a waiting process raises `BuildStopped`.
     """
     for _ in range(_ATTEMPTS):
         if metadata := read_artifact(folder):
@@ -93,7 +93,10 @@ def artifact(
 
 
 def read_artifact(folder: Path) -> tuple[Any] | None:
-    """The metadata of a cached folder, in a tuple; None if it is absent, or was damaged and is removed."""
+    """Return the metadata of a cached folder in a tuple; None if the folder is absent.
+
+    A damaged folder is removed, with a warning, and counts as absent.
+    """
     if not os.path.lexists(folder):
         return None
     if damage := find_damage(folder):
@@ -106,7 +109,7 @@ def read_artifact(folder: Path) -> tuple[Any] | None:
 
 
 def discard(folder: Path) -> None:
-    """Remove a cached folder, or what is in its place; it is renamed first, so that it disappears at once."""
+    """Remove a cached folder (or a file at this path); it is renamed first, so that it disappears at once."""
     doomed = folder.with_name(f"{_REMOVED}{folder.name}-{secrets.token_hex(4)}")
     with contextlib.suppress(FileNotFoundError):  # another process was faster
         os.rename(folder, doomed)
@@ -115,9 +118,9 @@ def discard(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _claim(folder: Path, stop: threading.Event | None) -> Iterator[Path | None]:
-    """Yield the hidden folder that this process alone writes to; None once another one has finished it.
+    """Yield a hidden folder that only this process writes to; None if another process has built `folder`.
 
-    Where the file system has no locks, the folder has a name of its own, and nobody goes on with it.
+    On a file system without locks, the hidden folder has a random name, and no later build resumes from it.
     """
     partial = folder.with_name(_WRITING + folder.name)
     while True:
@@ -165,7 +168,7 @@ def _remove_leftovers(root: Path) -> None:
 
 
 def save_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write the files of np.save, but raise an error if the disk is full, as np.save does not."""
+    """Write each array to NAME.npy as np.save does; unlike np.save, raise an error if the disk is full."""
     for name, array in arrays.items():
         array = np.ascontiguousarray(array)
         with (folder / f"{name}.npy").open("wb") as file:
@@ -174,7 +177,7 @@ def save_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def map_arrays(folder: Path, metadata: Any = None) -> dict[str, np.ndarray]:
-    """The arrays of `save_arrays`, which are read when they are used."""
+    """Memory-map the arrays that `save_arrays` wrote, by name; their data are read when they are used."""
     return {
         path.stem: np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
         for path in folder.glob("*.npy")
@@ -183,9 +186,12 @@ def map_arrays(folder: Path, metadata: Any = None) -> dict[str, np.ndarray]:
 
 @contextlib.contextmanager
 def new_folder(final: Path) -> Iterator[Path]:
-    """Yield a folder with a name that nothing else has, which is `final` at the end; an error removes it.
+    """Yield a temporary folder that is renamed to `final` at the end, or removed after an error.
 
-    Nothing of a user's is replaced, and of two commands that make `final`, the first to end does.
+    An existing folder with files is never replaced: if two commands create `final`, the first to finish wins.
+
+    Raises:
+      UserError: the folder cannot be created, or cannot be renamed to `final`.
     """
     try:
         partial = begin_folder(final)
@@ -203,7 +209,7 @@ def new_folder(final: Path) -> Iterator[Path]:
 
 
 def begin_folder(final: Path) -> Path:
-    """Create the empty hidden folder in which `final` is written; no other process has its name."""
+    """Create an empty hidden folder in which to write `final`; no other process uses its random name."""
     partial = final.with_name(f"{_WRITING}{final.name}-{secrets.token_hex(8)}")
     partial.mkdir(parents=True)
     return partial
@@ -212,7 +218,7 @@ def begin_folder(final: Path) -> Path:
 def digest_files(
     folder: Path, *, wanted: Callable[[str], bool] = lambda name: True, sync: bool = True
 ) -> dict[str, Any]:
-    """Flush the files to disk; return their sizes and digests by their names relative to `folder`."""
+    """Flush the `wanted` files of `folder` to disk; return their sizes and digests by relative file name."""
     files: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -232,9 +238,12 @@ def seal_folder(
     written: Mapping[str, Any] = MappingProxyType({}),
     sync: bool = True,
 ) -> None:
-    """Flush all `wanted` files to disk, then write the manifest, with JSON values, that lists them.
+    """Flush all `wanted` files to disk, then write the manifest, which lists them and holds the metadata.
 
-    `written` are files that another process has flushed, with what it has written.
+    Args:
+      metadata: JSON values.
+      wanted: whether the file with a relative name belongs in the manifest.
+      written: sizes and digests of files that another process has already flushed.
     """
     files = dict(written) | digest_files(
         folder, wanted=lambda name: wanted(name) and name not in written, sync=sync
@@ -246,7 +255,7 @@ def seal_folder(
 
 
 def publish_folder(sealed: Path, final: Path) -> None:
-    """Rename a sealed folder to `final`, replacing that."""
+    """Rename a sealed folder to `final`; a folder that is already there is replaced."""
     replaced = final.with_name(_REPLACED + final.name)
     if os.path.lexists(final):
         _delete(replaced)
@@ -258,21 +267,21 @@ def publish_folder(sealed: Path, final: Path) -> None:
 
 
 def replace_metadata(folder: Path, metadata: dict[str, Any]) -> None:
-    """Give a sealed folder other metadata, at once; its files stay as they are."""
+    """Replace the metadata of a sealed folder atomically; its files stay unchanged."""
     _write_manifest(folder, {**_read_manifest(folder), "facts": metadata})
     remote_runs.publish(folder)
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder of a run; a process killed meanwhile leaves only a hidden folder."""
+    """Delete a folder of a run; if the process is killed meanwhile, only a hidden folder remains."""
     discard(folder)
     remote_runs.withdraw(folder)
 
 
 def sweep_folders(parent: Path) -> None:
-    """Remove the hidden folders that a killed process left; only the writer of `parent` may call it.
+    """Remove hidden folders that a killed process left; only the process that writes `parent` may call it.
 
-    Restores a folder that was renamed to be replaced, but whose replacement was never published.
+    A folder that was renamed to `.replaced-NAME`, but never replaced, gets its name back.
     """
     if not parent.is_dir():
         return
@@ -287,12 +296,12 @@ def sweep_folders(parent: Path) -> None:
 
 
 def read_metadata(folder: Path) -> Any:
-    """The `metadata` given to `seal_folder`; raises ValueError if the manifest is absent or damaged."""
+    """Return the `metadata` given to `seal_folder`; raise ValueError if the manifest is absent or damaged."""
     return _read_manifest(folder)["facts"]
 
 
 def find_damage(folder: Path, wanted: Callable[[str], bool] = lambda name: True) -> str:
-    """Compare the `wanted` files with the manifest; return the first difference as text, "" if none."""
+    """Compare the `wanted` files with the manifest; return a description of the first difference, or ""."""
     remote_runs.fetch(folder, wanted)
     try:
         manifest = _read_manifest(folder)
@@ -332,7 +341,7 @@ def _write_manifest(folder: Path, body: dict[str, Any], *, sync: bool = True) ->
 
 @functools.lru_cache(maxsize=16)
 def _parse_manifest(text: bytes) -> dict[str, Any]:
-    """Not to be changed: a command reads the same manifest several times."""
+    """Parse and check a manifest. Do not modify the result, which is cached for later calls."""
     changed = f"file {MANIFEST_NAME} has changed since it was written (its digest differs)"
     try:
         body = json.loads(text)
@@ -364,7 +373,7 @@ def digest_file(path: Path) -> str:
 
 
 def digest(values: Any) -> str:
-    """Hex digest of JSON values, 32 digits, the same in every process."""
+    """Return a digest of JSON values as 32 hexadecimal digits, the same in every process."""
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

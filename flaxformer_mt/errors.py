@@ -1,7 +1,8 @@
-"""The exceptions and the warning that the package raises for users, and the commands that their texts name.
+"""The exceptions and the warning class for users, and helpers that write the texts of messages.
 
-Library functions raise and warn; only the commands print and choose an exit status. A command in a message
-works where it is printed: with this Python, from this folder, whether the package is installed or a checkout.
+Library functions raise and warn; only the commands print and choose an exit status. A command that a message
+suggests can be run as printed: it works with the current Python and folder, for an installed package and for
+a checkout.
 """
 
 import contextlib
@@ -28,8 +29,8 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class UserError(Exception):
     """A user error, such as an invalid config: commands print `error: MESSAGE` and exit with status 2.
 
-    The message names, in one line, the field or file, the given and the expected value, and the fix. Several
-    problems have one line each.
+    The message has one line per problem, which names the field or file, its value, the expected value, and
+    the fix.
     """
 
     def __init__(self, message: str) -> None:
@@ -37,7 +38,7 @@ class UserError(Exception):
 
 
 class TrainingInterrupted(Exception):
-    """SIGTERM or SIGINT stopped training after a checkpoint was saved; training resumes from there."""
+    """Training was stopped by SIGTERM or SIGINT after a checkpoint was saved, from which it can resume."""
 
     def __init__(self, step: int, exit_status: int) -> None:
         super().__init__(f"training was interrupted at step {step}, which is saved; train again to resume")
@@ -47,14 +48,15 @@ class TrainingInterrupted(Exception):
 
 
 class FlaxformerWarning(UserWarning):
-    """A problem that a user should know about while work continues; commands print `warning: MESSAGE`."""
+    """A warning about a problem that does not stop the work; commands print `warning: MESSAGE`."""
 
 
 @contextlib.contextmanager
 def name_full_disk(path: str | Path) -> Iterator[None]:
-    """Add the path to the error of a full disk, which lacks it if an open file was written.
+    """Add `path` to full-disk errors of the body, which lack a path when the file was already open.
 
-    What safetensors, PyTorch and ArrayRecord tell only in the text of an error of theirs becomes an OSError.
+    safetensors, PyTorch and ArrayRecord report a full disk only in the text of their own exceptions; these
+    become an OSError.
     """
     try:
         yield
@@ -71,10 +73,9 @@ def name_full_disk(path: str | Path) -> Iterator[None]:
 
 
 def find_url(path: str | Path) -> str:
-    """Return the URL of an object store that a path spells, such as gs://bucket/run; "" for a path of a file
-    system.
+    """Return the object-store URL that a path denotes, such as gs://bucket/run; "" for a file-system path.
 
-    As a Path, it is gs:/bucket/run, which would be a local folder called `gs:`.
+    A `Path` turns the URL into gs:/bucket/run, which is recognized too unless it exists on the file system.
     """
     match = re.match(r"([a-z][a-z0-9+.-]+):/+", str(path))
     if match is None or Path(path).exists():
@@ -83,7 +84,7 @@ def find_url(path: str | Path) -> str:
 
 
 def find_cloud_path(path: str | Path) -> str:
-    """Return what is wrong with a path such as gs://bucket/cache; "" if it is one of a file system."""
+    """Return what is wrong with a cache path in an object store, such as gs://bucket/cache; else ""."""
     if not (url := find_url(path)):
         return ""
     return (
@@ -102,7 +103,10 @@ def local_path(path: str | Path) -> Path:
 
 
 def folder_of_arrays(path: str | Path) -> Path:
-    """Return the path of a run or a cache: the libraries that store arrays need UTF-8."""
+    """Return the local path of a run or a cache; raise UserError if its name is not UTF-8.
+
+    The libraries that store arrays need names in UTF-8.
+    """
     folder = local_path(path)
     name = os.fsencode(folder.absolute())
     try:
@@ -118,29 +122,29 @@ _shown: dict[str, str] = {}
 
 
 def show_as(folder: Path, url: str) -> None:
-    """From now on messages name the URL instead of this local folder, which holds its files."""
+    """Make all later messages name `url` instead of `folder`, the local copy of its files."""
     _shown[str(folder)] = url
 
 
 def name_urls(text: str) -> str:
-    """Return the text, with URLs instead of the local folders that hold their files."""
+    """Return the text with each local folder that was passed to `show_as` replaced by its URL."""
     for folder, url in _shown.items():
         text = text.replace(folder, url)
     return text
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the message of an error, at most 300 characters of it."""
+    """Return the first line of an error message, cut at 300 characters."""
     return str(error).strip().partition("\n")[0][:300]
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the type of an error with its first line, as in "ValueError: bad magic number"."""
+    """Return the type and the first line of an error, as in "ValueError: bad magic number"."""
     return f"{type(error).__name__}: {first_line(error)}"
 
 
 def name_signal(number: int) -> str:
-    """Return SIGKILL for 9; Python has no names for most real-time signals."""
+    """Return the name of a signal, such as SIGKILL for 9; "signal N" if Python has no name for it."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -148,26 +152,29 @@ def name_signal(number: int) -> str:
 
 
 def warn_user(message: str) -> None:
-    """Issue a `FlaxformerWarning` that points to the library call that caused it."""
+    """Issue a `FlaxformerWarning`, located at the caller of the function that calls `warn_user`."""
     warnings.warn(name_urls(message), FlaxformerWarning, stacklevel=3)
 
 
 def suggest(name: str, known: Iterable[str], *, prefix: str = "", otherwise: str = "") -> str:
-    """Return "; did you mean NAME?" with the known name that is most similar, or else "; OTHERWISE"."""
+    """Return "; did you mean NAME?" for the most similar known name; without one, "; OTHERWISE" or ""."""
     near = difflib.get_close_matches(name, list(known), n=1)
     hint = f"did you mean {prefix}{near[0]}?" if near else otherwise
     return hint and f"; {hint}"
 
 
 def suggest_sibling(path: Path, *, holds: str = "") -> str:
-    """Return "; did you mean PATH?" if something beside a path, which `holds` a file, has a similar name."""
+    """Return "; did you mean PATH?" if the folder of `path` has an entry with a similar name; else "".
+
+    With `holds`, only folders that contain a file of this name are suggested.
+    """
     files = path.parent.glob(f"*/{holds}" if holds else "*")
     names = [file.parent.name if holds else file.name for file in files]
     return suggest(path.name, names, prefix=str(path.parent / "x")[:-1])
 
 
 def command_line(*arguments: object) -> str:
-    """Return the command line that runs a command of this package: `PYTHON -m flaxformer_mt prepare ...`."""
+    """Return the shell command that runs this package, as in `PYTHON -m flaxformer_mt prepare ...`."""
     words = name_urls(shlex.join(map(str, arguments)))
     script = Path(sys.argv[0])
     if script.name == _DISTRIBUTION and script.is_file():  # the installed program
@@ -181,9 +188,9 @@ def command_line(*arguments: object) -> str:
 
 
 def install_command(*packages: str, extra: str = "") -> str:
-    """Return the command that installs packages, or those of one of this package's extras, for this Python.
+    """Return the pip command that installs packages, and the packages of an extra, for the current Python.
 
-    The versions are those that the checkout pins for its tests, or those that the package requires.
+    For an extra, the versions are the test pins of a checkout, or else the requirements of the package.
     """
     wanted = [*packages, *(_requirements_of(extra) if extra else [])]
     return f"{shlex.quote(sys.executable)} -m pip install {shlex.join(wanted)}"
@@ -191,7 +198,12 @@ def install_command(*packages: str, extra: str = "") -> str:
 
 @contextlib.contextmanager
 def importing(extra: str, *, what: str) -> Iterator[None]:
-    """Import in the body: a missing package is a UserError that says how to install it."""
+    """Turn an ImportError of the body into a UserError that says how to install the missing package.
+
+    Args:
+      extra: the extra of this package that installs it.
+      what: the feature that needs the package, with which the message begins.
+    """
     try:
         yield
     except ImportError as error:
@@ -204,7 +216,7 @@ def importing(extra: str, *, what: str) -> Iterator[None]:
 
 
 def _requirements_of(extra: str) -> list[str]:
-    """Return the requirements of an extra, which need no index that has this package itself."""
+    """Return the packages of an extra with their versions, so that pip need not find this package itself."""
     if not (_ROOT / "pyproject.toml").is_file():
         lines = [line.partition(";") for line in importlib.metadata.requires(_DISTRIBUTION) or []]
         mark = re.compile(rf"""extra\s*==\s*['"]{re.escape(extra)}['"]""")
@@ -218,7 +230,7 @@ def _requirements_of(extra: str) -> list[str]:
 
 
 def program_line(arguments: Sequence[str]) -> str:
-    """Return what a person types to start the program with these arguments, its script first."""
+    """Return the command line as a user would type it; `arguments` is sys.argv, with the script first."""
     script = Path(arguments[0]).name
     start = ["python", "-m", "flaxformer_mt"] if script == "__main__.py" else [script]
     return shlex.join([*start, *arguments[1:]])

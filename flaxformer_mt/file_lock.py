@@ -1,4 +1,4 @@
-"""Locks of files, which the operating system releases when their owner ends in whatever way."""
+"""File locks, which the operating system releases when their owner ends, even if it is killed."""
 
 import errno
 import fcntl
@@ -11,7 +11,7 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 class FileHasNoLock(Exception):
-    """The file system has no locks; `stream` is the open file, if `open_locked` has opened one."""
+    """Raised when the file system does not support locks; `stream` is the file that `open_locked` opened."""
 
     def __init__(self, stream: BinaryIO | None = None) -> None:
         super().__init__("the file system has no locks")
@@ -19,7 +19,12 @@ class FileHasNoLock(Exception):
 
 
 def lock(file: int, *, wait: bool = False) -> None:
-    """Lock an open file or folder until it is closed, in place of a lock that this process has on it."""
+    """Lock an open file or folder until it is closed.
+
+    Raises:
+      BlockingIOError: another process holds the lock, and `wait` is False.
+      FileHasNoLock: the file system does not support locks.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:
@@ -29,7 +34,12 @@ def lock(file: int, *, wait: bool = False) -> None:
 
 
 def open_locked(path: Path) -> BinaryIO:
-    """Open a file, created if absent, for reading and writing, and lock it until it is closed."""
+    """Open a file for reading and writing, and lock it until it is closed; create the file if it is absent.
+
+    Raises:
+      BlockingIOError: another process holds the lock.
+      FileHasNoLock: the file system does not support locks.
+    """
     while True:
         stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         try:
@@ -45,7 +55,7 @@ def open_locked(path: Path) -> BinaryIO:
 
 
 def is_at(path: Path, file: int) -> bool:
-    """Tell whether an open file or folder is still that at a path."""
+    """Return whether `path` still refers to the open file or folder, which others may rename or remove."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file))
     except FileNotFoundError:

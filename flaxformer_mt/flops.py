@@ -1,7 +1,7 @@
 """Floating-point operations of training in closed form, and peak rates of devices.
 
-Counts matrix products, with two floating-point operations per multiply-add. The count excludes the rest of a
-step (norms, softmax, the update), which is small in comparison, and the recomputation by `model.remat`.
+Only matrix products are counted, with two operations per multiply-add. The rest of a step (norms, softmax,
+optimizer) is small in comparison; recomputation by `model.remat` is not counted either.
 """
 
 import math
@@ -16,9 +16,9 @@ from flaxformer_mt.config import Config, ModelConfig
 
 @dataclass(frozen=True)
 class Work:
-    """Token counts of batches, as sums over sentence pairs; `+` adds the counts of batches or processes.
+    """Token counts, summed over sentence pairs; `+` adds the counts of batches or processes.
 
-    A pair of 2 source and 3 target tokens in rows of 4 and 4 slots has
+    A pair of 2 source and 3 target tokens, padded to 4 and 4 slots, has
     source_tokens 2, target_tokens 3, predictions 3, places 8, source_by_source 4, target_by_target 9,
     target_by_source 6.
     """
@@ -39,7 +39,7 @@ class Work:
 
     @property
     def padding(self) -> float:
-        """The share of slots that are padding; nan without slots."""
+        """The share of slots that are padding; nan if there are no slots."""
         return 1 - (self.source_tokens + self.target_tokens) / self.places if self.places else math.nan
 
 
@@ -49,11 +49,11 @@ def real_work(
     source_segments: ArrayLike | None = None,
     target_segments: ArrayLike | None = None,
 ) -> Work:
-    """Count the work of the real tokens in a batch's arrays [B, S] and [B, T], without padding.
+    """Count the work of the real tokens, without padding, in a batch with masks [B, S] and [B, T].
 
-    Attention counts every key of a query's own sentence, including the keys after the query, although causal
-    attention gives these no weight, and excludes the keys of other sentences in a packed row. This is the
-    usual convention (Chowdhery et al. 2022, appendix B).
+    For attention, every key of the query's own sentence counts, even keys after the query, to which causal
+    attention gives no weight. Keys of other sentences in a packed row do not count. This is the usual
+    convention (Chowdhery et al. 2022, appendix B).
     """
     if source_segments is None or target_segments is None:
         source, target = (np.count_nonzero(mask, axis=1) for mask in (source_mask, target_mask))
@@ -73,7 +73,10 @@ def real_work(
 
 
 def _lengths(segments: np.ndarray, count: int) -> np.ndarray:
-    """Count tokens per row and segment; 0 is padding: [[1 1 2 0], [1 0 0 0]] with 3 gives [2 1 1 0]."""
+    """Count the tokens of segments 1 to `count` - 1 in each row; segment 0 is padding.
+
+    [[1 1 2 0], [1 0 0 0]] with count 3 gives [2 1 1 0].
+    """
     rows = np.arange(len(segments))[:, None]
     numbers = (segments + rows * count).ravel()
     return np.bincount(numbers, minlength=len(segments) * count).reshape(-1, count)[:, 1:].ravel()
@@ -82,8 +85,8 @@ def _lengths(segments: np.ndarray, count: int) -> np.ndarray:
 def padded_work(rows: int, source: int, target: int, *, loss_chunk_tokens: int = 0) -> Work:
     """Count the work that a compiled program executes for a batch shape, padding included.
 
-    With `loss_chunk_tokens` the loss pads the target to a whole number of chunks. (On a CPU it leaves out the
-    chunks that would be padding alone; their number depends on the batch, and they are counted here.)
+    With `loss_chunk_tokens`, the loss pads the target to a whole number of chunks. All chunks are counted
+    here, although on a CPU the loss skips chunks that consist of padding.
     """
     predictions = target
     if loss_chunk_tokens:
@@ -100,10 +103,10 @@ def padded_work(rows: int, source: int, target: int, *, loss_chunk_tokens: int =
 
 
 def loss_chunk_width(rows: int, length: int, *, chunk_tokens: int) -> int:
-    """Choose how many target positions of all rows the loss scores at a time, about `chunk_tokens` tokens.
+    """Choose how many target positions a chunk of the loss has, so that it has about `chunk_tokens` tokens.
 
-    The width may be up to a third less or half more if the last chunk then needs less padding: 32 rows of 50
-    positions and 256 tokens give 5 chunks of 10 positions instead of 7 chunks of 8.
+    The width may be up to a third smaller or a half larger if the last chunk then needs less padding: 32 rows
+    of 50 positions and chunk_tokens 256 give 5 chunks of 10 positions instead of 7 chunks of 8.
     """
     wanted = max(1, min(length, chunk_tokens // rows))
     widths = range(max(1, wanted * 2 // 3), min(length, wanted * 3 // 2) + 1)
@@ -113,14 +116,14 @@ def loss_chunk_width(rows: int, length: int, *, chunk_tokens: int) -> int:
 def training_flops(model: ModelConfig, work: Work, *, target_size: int) -> int:
     """Count the operations of the matrix products in forward and backward pass; exact for `padded_work`.
 
-    Each product has two products in the backward pass, one per factor. The total is 6 per token and weight of
-    a matrix that multiplies the token, and 6 per query-key pair and element of a head's key and value. The
-    output layer, tied or not, is a product; an embedding look-up is none. The sum over a table by `positions`
-    one_vector, once per batch, is left out.
+    Each product of the forward pass needs two products in the backward pass, one per factor. In total, each
+    weight costs 6 operations per token that it multiplies, and each element of a head's key and value costs 6
+    operations per query-key pair. The output layer, tied or not, counts as a product; an embedding look-up
+    does not. The sum over the position table (model.positions=one_vector), once per batch, is not counted.
 
     Args:
       model: the config of the network.
-      work: `real_work` for the operations that the model needs, `padded_work` for those executed.
+      work: `real_work` to count the operations that the model needs, `padded_work` to count those executed.
       target_size: V, entries of the target vocabulary.
     """
     key_dim = model.key_dim or model.model_dim // model.num_heads
@@ -180,12 +183,12 @@ _DECORATION = re.compile(r"NVIDIA|TESLA|GEFORCE|SXM\d*|\d+GB|HBM\d+E?")
 
 
 def peak_flops(config: Config, device_kind: str) -> float | None:
-    """Peak operations per second of one device in `model.dtype`; None if its kind is not in the table.
+    """Return the peak operations per second of one device in `model.dtype`; None if its kind is unknown.
 
-    `train.peak_flops` overrides the table.
+    `train.peak_flops` overrides the table of known devices.
 
     Args:
-      device_kind: as JAX names it, e.g. "NVIDIA H100 80GB HBM3", "Tesla T4", "TPU v5 lite".
+      device_kind: JAX's name of the device, e.g. "NVIDIA H100 80GB HBM3", "Tesla T4", "TPU v5 lite".
     """
     if config.train.peak_flops:
         return config.train.peak_flops

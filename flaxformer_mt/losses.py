@@ -1,4 +1,4 @@
-"""The losses of training: cross-entropy with smoothed labels, and that of guided alignment."""
+"""The losses of training: cross-entropy with label smoothing, and the loss of guided alignment."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from flaxformer_mt.shapes import Array, Batch, typed
 
 
 class AlignmentSums(NamedTuple):
-    """Sum of the loss of alignments over target tokens; weight is the number of aligned target tokens."""
+    """The alignment loss, summed over target tokens, and `weight`, the number of aligned target tokens."""
 
     loss_sum: Float[Array, ""]
     weight: Float[Array, ""]
@@ -21,17 +21,17 @@ class AlignmentSums(NamedTuple):
 def alignment_cross_entropy(
     scores: Float[Array, "B T S"], links: UInt8[Array, "B T S8"], *, delay: int = 0
 ) -> AlignmentSums:
-    """Compute the cross-entropy between attention and alignments (Garg et al. 2019), in nats.
+    """Compute the cross-entropy between attention and word alignments (Garg et al. 2019), in nats.
 
-    The source tokens that a target token is aligned with have equal shares of its distribution; target tokens
-    without alignment are left out.
+    If a target token is aligned with several source tokens, each has an equal share of the target
+    distribution. Target tokens without alignment are left out.
 
     Args:
-      scores: of the attention before its softmax, very negative where it is masked.
+      scores: the attention scores before the softmax, very negative where they are masked.
       links: the alignments as bits, see `Batch`.
-      delay: number of steps after the one that predicts a token whose attention aligns it: 1 for the step
-        that reads it (Chen et al. 2020). A sequence ends in eos, which is not aligned, so this many of its
-        steps exist for each other token, also in packed rows.
+      delay: which decoder step's attention is trained to align a token: 0 for the step that predicts the
+        token, 1 for the next step, which reads it (Chen et al. 2020). With delay 1, each aligned token has a
+        next step, also in packed rows, since a sequence ends in eos, which is not aligned.
     """
     scores, links = scores[:, delay:], links[:, : links.shape[1] - delay]
     bits = (jnp.asarray(links)[..., None] >> jnp.arange(8, dtype=jnp.uint8)) & 1
@@ -42,9 +42,9 @@ def alignment_cross_entropy(
 
 
 class TokenSums(NamedTuple):
-    """Sums of a loss over real tokens; weight is the number of real tokens, or the sum of their weights.
+    """A loss, summed over real tokens, and `weight`, the number of real tokens or the sum of their weights.
 
-    correct_sum: the number of tokens whose most probable word is the target; None if not counted.
+    correct_sum: the number of tokens whose most probable prediction is the target; None if not counted.
     """
 
     loss_sum: Float[Array, ""]
@@ -62,12 +62,13 @@ def smoothed_cross_entropy(
     chunk_tokens: int,
     count: bool,
 ) -> TokenSums:
-    """Sum the cross-entropy in nats, and with `count` the correct tokens, of a model's hidden states.
+    """Sum the cross-entropy, in nats, of the predictions that a model makes from its hidden states.
 
     Args:
       module: the model, bound to its parameters, with the method `output_layer` and its `kernels`.
-      smoothing: label smoothing (Szegedy et al. 2016, section 7).
-      chunk_tokens: about how many tokens have logits in memory at a time. 0: all.
+      smoothing: the weight of label smoothing (Szegedy et al. 2016, section 7).
+      chunk_tokens: about how many tokens have logits in memory at the same time; 0: all.
+      count: whether to count the correctly predicted tokens as well.
     """
     target, weights = jnp.asarray(batch.target_out), jnp.asarray(batch.target_mask, jnp.float32)
     weights = weights if batch.target_weights is None else weights * batch.target_weights

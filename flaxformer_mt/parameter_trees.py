@@ -1,6 +1,6 @@
-"""Parameter trees as flat tables: leaves by path, copies to the host and back, and comparison of two tables.
+"""Parameter trees as flat dicts from paths to leaves: conversion, comparison, copies to the host and back.
 
-Defines the form of paths (`encoder/layers_0/kernel`) and of specs (`float32[4,8]`).
+Defines the format of paths (`encoder/layers_0/kernel`) and of specs (`float32[4,8]`).
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _BARE_LEAF = "value"
 
 
 def flatten_tree(tree: PyTree) -> Leaves:
-    """Map paths to the leaves of a tree; nodes without leaves (None, optax.EmptyState) have no entry.
+    """Return the leaves of a tree by path; nodes without leaves (None, optax.EmptyState) have no entry.
 
     {"a": {"b": x}, "c": (y, None)} -> {"a/b": x, "c/0": y}
     """
@@ -38,13 +38,13 @@ def flatten_tree(tree: PyTree) -> Leaves:
 
 
 def unflatten_like(tree: PyTree, leaves: Leaves) -> PyTree:
-    """Build a tree of the structure of `tree` from leaves by path."""
+    """Build a tree that has the structure of `tree` and the given leaves, which are looked up by path."""
     structure = jax.tree_util.tree_structure(tree)
     return jax.tree_util.tree_unflatten(structure, [leaves[path] for path in flatten_tree(tree)])
 
 
 def nest_leaves(leaves: Leaves) -> dict[str, Any]:
-    """Nest leaves into dicts: {"a/b": x, "c/0": y} -> {"a": {"b": x}, "c": {"0": y}}."""
+    """Turn leaves by path into nested dicts: {"a/b": x, "c/0": y} -> {"a": {"b": x}, "c": {"0": y}}."""
     nested: dict[str, Any] = {}
     for path, leaf in leaves.items():
         *parents, name = path.split("/")
@@ -56,24 +56,24 @@ def nest_leaves(leaves: Leaves) -> dict[str, Any]:
 
 
 def make_specs(leaves: Leaves) -> Specs:
-    """Describe type and shape of each leaf, as in {"a/b": "float32[4,8]", "step": "int32[]"}."""
+    """Describe the dtype and shape of each leaf, as in {"a/b": "float32[4,8]", "step": "int32[]"}."""
     return {path: make_spec(leaf) for path, leaf in leaves.items()}
 
 
 def make_spec(leaf: Any) -> str:
-    """Describe type and shape of an array, a ShapeDtypeStruct or a number, as `float32[4,8]`."""
+    """Describe the dtype and shape of an array, a ShapeDtypeStruct or a number, as in `float32[4,8]`."""
     dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
     return f"{dtype}[{','.join(map(str, np.shape(leaf)))}]"
 
 
 def make_like(spec: str) -> jax.ShapeDtypeStruct:
-    """Make the shape and dtype that `spec` describes."""
+    """Make a ShapeDtypeStruct from a spec such as `float32[4,8]`."""
     dtype, _, shape = spec.rstrip("]").partition("[")
     return jax.ShapeDtypeStruct([int(size) for size in shape.split(",") if size], jnp.dtype(dtype))
 
 
 def compare_specs(stored: Specs, wanted: Specs) -> list[str]:
-    """List every path whose type or shape differs, one line each, in the order of `wanted`, then `stored`."""
+    """Return one line per path whose dtype or shape differs: first the paths of `wanted`, then the others."""
     lines = []
     for path in [*wanted, *(path for path in stored if path not in wanted)]:
         if stored.get(path) != wanted.get(path):
@@ -84,9 +84,10 @@ def compare_specs(stored: Specs, wanted: Specs) -> list[str]:
 
 
 def average_leaves(tables: Iterable[Leaves]) -> Leaves:
-    """Average each leaf over tables of the same specs: sums in float64, results in the dtype of the leaf.
+    """Average each leaf over several tables of parameters, in float64; the results have the leaf's dtype.
 
-    Leaves that are not floating-point are taken from the last table.
+    All tables have the same paths, shapes and dtypes. Leaves that are not floating-point numbers are taken
+    from the last table.
     """
     sums: Leaves = {}
     newest: Leaves = {}
@@ -102,10 +103,10 @@ def average_leaves(tables: Iterable[Leaves]) -> Leaves:
 
 
 def copy_to_host(leaves: Leaves) -> dict[str, np.ndarray]:
-    """Copy all leaves of this process, gathered from all shards, to host memory.
+    """Copy all leaves to host memory, each assembled from its shards on the devices of this process.
 
-    Leaves are copied even on the CPU, where the host could share the device's buffer: a later step that
-    donates the buffer overwrites it. On accelerators, the host holds each leaf only once.
+    Leaves are copied even on a CPU, where numpy could share the device's buffer, because a later step that
+    donates the buffer would overwrite it. On accelerators, the host holds each leaf only once.
     """
     for leaf in leaves.values():
         if isinstance(leaf, jax.Array) and leaf.is_fully_replicated:
@@ -114,7 +115,7 @@ def copy_to_host(leaves: Leaves) -> dict[str, np.ndarray]:
 
 
 def shares_host_memory(leaf: jax.Array) -> bool:
-    """Tell whether an array is on a CPU, where numpy may share its memory."""
+    """Return whether an array is on a CPU, where numpy may share its memory."""
     device: Any = next(iter(leaf.sharding.device_set))
     return device.platform == "cpu"
 
@@ -133,7 +134,7 @@ def _copy_leaf(leaf: Any) -> np.ndarray:
 
 
 def digest_leaves(tree: PyTree) -> str:
-    """Digest the bytes of all leaves of a tree, or those parts of them that this process holds."""
+    """Return a digest of all leaves of a tree; of sharded leaves, only the shards of this process count."""
     digest = hashlib.blake2b(digest_size=16)
     for leaf in jax.tree.leaves(tree):
         whole = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
@@ -143,13 +144,13 @@ def digest_leaves(tree: PyTree) -> str:
 
 
 def is_finite(leaf: Any) -> bool:
-    """Tell whether those parts of an array that this process holds are finite."""
+    """Return whether all numbers of an array are finite; of a sharded array, those in this process."""
     parts = [shard.data for shard in leaf.addressable_shards] if isinstance(leaf, jax.Array) else [leaf]
     return all(np.isfinite(part).all() for part in parts)
 
 
 def gather_leaf(leaf: Any) -> Any:
-    """Return the leaf, gathered if other processes hold parts of it; all processes must call it together."""
+    """Return the whole leaf, gathered if other processes hold parts of it; all processes call it together."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
         return leaf
     if leaf.is_fully_replicated:
@@ -160,7 +161,11 @@ def gather_leaf(leaf: Any) -> Any:
 
 
 def place_leaf(leaf: np.ndarray, like: Any) -> Any:
-    """Put a host array on the sharding of `like`: the default device if None, the host if not a JAX array."""
+    """Put a host array on the devices of `like`, with its sharding.
+
+    If `like` has no sharding, the array goes to the default device; if `like` is not a JAX array, the host
+    array is returned.
+    """
     if not isinstance(like, jax.Array | jax.ShapeDtypeStruct):
         return leaf
     if like.sharding is None:

@@ -1,6 +1,7 @@
-"""What the processor is: its name, the cores that this process may use, and its instruction sets.
+"""Facts about the processor: its name, the cores that this process may use, and its instruction sets.
 
-Imports neither JAX nor numpy: commands ask before they load them, and `doctor` where they are missing.
+Imports neither JAX nor numpy: commands use it before they load these packages, and `doctor` even if they are
+missing.
 """
 
 import os
@@ -16,7 +17,7 @@ def core_count() -> int:
 
 
 def host_memory() -> int:
-    """Return the bytes of memory of this machine; 0 if the system does not tell."""
+    """Return the memory of this machine in bytes; 0 if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -24,7 +25,7 @@ def host_memory() -> int:
 
 
 def bfloat16_instructions() -> list[str]:
-    """Return the names of the processor's instruction sets for products of bfloat16 numbers; [] if none."""
+    """Return the names of the processor's instruction sets that multiply bfloat16 numbers; [] if none."""
     fields = _read_cpuinfo()
     names = f"{fields.get('flags', '')} {fields.get('Features', '')}".split()  # x86-64 and Arm
     return [name for name in BFLOAT16_INSTRUCTIONS if name in names]
@@ -42,7 +43,7 @@ def slow_bfloat16_reason() -> str | None:
 
 
 def describe_processor() -> list[str]:
-    """Return what compiled programs for a CPU depend on: its architecture, model and instruction sets."""
+    """Return the facts that compiled CPU programs depend on: architecture, model and instruction sets."""
     fields = _read_cpuinfo()
     return [platform.machine(), *(fields.get(name, "") for name in ("model name", "flags", "Features"))]
 
@@ -52,7 +53,7 @@ def processor_name() -> str:
 
 
 def _read_cpuinfo() -> dict[str, str]:
-    """Read the lines `name : value` of the first processor; {} if the system is not Linux."""
+    """Read the `name : value` lines of the first processor in /proc/cpuinfo; {} on other systems."""
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:

@@ -1,4 +1,4 @@
-"""Axis letters, array types, and the structures `Batch` and `Cache`.
+"""The letters that name array axes, array types, and the structures `Batch` and `Cache`.
 
 B batch · S source length · T target length · Q query length · M attended (memory) length · D model width ·
 H heads · K query/key size of a head · E value size of a head · F feed-forward width · V vocabulary ·
@@ -24,9 +24,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def typed(function: Function) -> Function:
-    """Check the annotated shapes of a function at each call; under jit only once, while tracing.
+    """Check the annotated shapes of a function at each call; under jit, only once, while it is traced.
 
-    The checker is loaded at the first call: a program that was traced by an earlier process needs none.
+    The checker is loaded at the first call: programs that are loaded from disk without tracing need none.
     """
 
     @functools.cache
@@ -48,10 +48,10 @@ class Batch(NamedTuple):
 
     With pad 0, bos 1, eos 2, the pair ([5, 6, 2], [7, 8, 9, 2]) in a 4x6 bucket is the row
     source [5 6 2 0], target_in [1 7 8 9 0 0], target_out [7 8 9 2 0 0].
-    Packed rows number their pairs 1, 2, ... in `*_segments` (0: padding) and restart `*_positions` at each
-    pair; bucketed rows hold one pair, and these four arrays are None.
-    `target_weights` are the weights of the tokens in the loss, those of their pairs; None: all are 1.
-    With guided alignment, bit s % 8 of alignment[b, t, s // 8] tells whether target_out t is aligned with
+    In packed rows, `*_segments` number the pairs of a row 1, 2, ... (0: padding), and `*_positions` restart
+    at each pair. Bucketed rows hold one pair, and these four arrays are None.
+    `target_weights` weight each token in the loss by the weight of its pair; None: all weights are 1.
+    With guided alignment, bit s % 8 of alignment[b, t, s // 8] is set if target_out t is aligned with
     source s.
     """
 
@@ -71,10 +71,11 @@ class Batch(NamedTuple):
 class Cache(NamedTuple):
     """The state of incremental decoding between two steps.
 
-    `per_beam` leaves are [B, W, ...] and follow their hypothesis when beams are reordered; `shared` leaves
-    are [B, ...], computed once per source and shared by its beams; `index` counts the decoding steps so far.
-    With `ancestors`, per_beam leaves stay in place when beams are reordered: ancestors[b, w, t] is the beam
-    that wrote the token of step t < index of hypothesis w; initially each beam refers to itself.
+    `per_beam` arrays are [B, W, ...]; when beams are reordered, they are reordered with their hypotheses.
+    `shared` arrays are [B, ...], computed once per source and shared by its beams. `index` counts the
+    decoding steps so far.
+    With `ancestors`, the per_beam arrays stay in place when beams are reordered: ancestors[b, w, t] is the
+    beam that wrote the token of hypothesis w at step t < index. Initially each beam refers to itself.
     With `start_steps` (continuous batching), the sentence of row b starts at step start_steps[b], and arrays
     with capacity T are ring buffers: the token of step i is in slot i % T.
     """
@@ -86,7 +87,7 @@ class Cache(NamedTuple):
     start_steps: Int[Array, "B"] | None = None
 
     def prefix_lengths(self) -> Array:
-        """Count the decoded tokens of each row, [B, 1], or of all rows alike, [1, 1]."""
+        """Return the number of decoded tokens per row, [B, 1]; [1, 1] if all rows started together."""
         return (
             jnp.full((1, 1), self.index)
             if self.start_steps is None

@@ -1,4 +1,4 @@
-"""Text by its characters: script, words, invisible characters, and the encoding of a file."""
+"""Properties of text and its characters: script, words, letter case, and the encoding of a file."""
 
 import collections
 import functools
@@ -32,23 +32,24 @@ WORD = re.compile(r"[^ \t\r\n]+")
 
 
 def split_words(text: str) -> list[str]:
-    """Return the words of a text, as the positions of alignments count them."""
+    """Split a text at spaces, tabs and line ends into words, as word alignments number them."""
     return WORD.findall(text)
 
 
 @functools.cache
 def _compile_character() -> Any:
-    """Compile white space, invisible characters, or what looks like one character."""
+    """Compile the pattern of white space, invisible characters, or one visible character with its marks."""
     import regex  # `--help` needs no package
 
     return regex.compile(rf"(\s[{BLANKS}]*)|[{INVISIBLE}]+|(\X)")
 
 
 def normalize(text: str) -> tuple[str, list[tuple[int, int]]]:
-    """Return the one spelling of texts that look alike, and what each of its characters is in the text.
+    """Normalize a text, so that texts that look alike become equal.
 
-    It is in NFKC, with single spaces for all white space, and without invisible characters. Whether words
-    are the same, in glossaries, required phrases, alignments and scores of terms, is decided here alone.
+    Returns the normalized text, and for each of its characters the span (start, end) in the original text.
+    The text is in NFKC, with single spaces for all white space, and without invisible characters. Glossaries,
+    required phrases, alignments and term scores all compare words by this form.
     """
     characters, spans = list[str](), list[tuple[int, int]]()
     for match in _compile_character().finditer(text):
@@ -60,7 +61,7 @@ def normalize(text: str) -> tuple[str, list[tuple[int, int]]]:
 
 
 def spell(text: str) -> str:
-    """Return the one spelling of texts that look alike; see `normalize`."""
+    """Return the normalized text, without spaces at its ends; see `normalize`."""
     return normalize(text)[0].strip()
 
 
@@ -71,10 +72,11 @@ SHORT_WORD = 3
 
 
 def find_case(text: str) -> str:
-    """Return which of `CASES` a text is; "" for any other.
+    """Return the one of `CASES` that describes a text: capitals, title_case or single_words; "" if none does.
 
-    In capitals, two letters or more have no lower case. In title case, all words of more than three letters
-    begin with a capital, and two of them at least are not the first word: "Der Herr der Neun Ringe".
+    capitals: two letters or more, and no lower-case letter. title_case: the first word and all words of more
+    than three letters begin with a capital, and there are at least two such words after the first one:
+    "Der Herr der Neun Ringe".
     """
     letters = [letter for letter in text if letter.isalpha()]
     if text.isupper() and len(letters) > 1:
@@ -102,7 +104,7 @@ _HIGH, _LOW = 0.9, 0.4
 
 @functools.lru_cache(maxsize=1 << 16)
 def find_script(character: str) -> str:
-    """Return the script of a letter or mark, as the first word of its name ("LATIN", "CJK"); else ""."""
+    """Return the script of a letter or mark: the first word of its Unicode name ("LATIN", "CJK"); else ""."""
     if unicodedata.category(character)[0] not in "LM":
         return ""
     first = unicodedata.name(character, "").partition(" ")[0]
@@ -124,19 +126,19 @@ def find_main_script(texts: Iterable[str]) -> str:
 
 
 def lacks_spaces(texts: Iterable[str]) -> bool:
-    """Return whether most letters of texts are of scripts without spaces between words."""
+    """Return whether most letters of the texts belong to scripts that put no spaces between words."""
     counts = count_scripts(texts)
     return 2 * sum(counts[script] for script in _WITHOUT_SPACES) > counts.total()
 
 
 def is_blank(text: str) -> bool:
-    """Return whether nothing of a text can be seen: white space, marks of direction, byte order marks."""
+    """Return whether a text has no visible character: only white space, direction marks, byte order marks."""
     return not text or text.isspace() or all(map(_is_invisible, text))
 
 
 @functools.lru_cache(maxsize=1 << 12)
 def _is_invisible(character: str) -> bool:
-    """Return whether nothing is drawn; signs around numbers are, although they are format characters."""
+    """Return whether a character is invisible; signs that enclose numbers are visible format characters."""
     import regex
 
     invisible = r"[\s\p{Cc}\p{Cf}\p{Default_Ignorable_Code_Point}]"
@@ -145,7 +147,7 @@ def _is_invisible(character: str) -> bool:
 
 
 def find_encoding(beginning: bytes) -> str:
-    """Return UTF-16LE, UTF-16BE, UTF-32LE or UTF-32BE as iconv names them, or "" if it is none of these."""
+    """Return UTF-16LE, UTF-16BE, UTF-32LE or UTF-32BE if a file begins in this encoding; else ""."""
     for mark, name in _MARKS.items():
         if beginning.startswith(mark):
             return name
@@ -167,7 +169,7 @@ def find_encoding(beginning: bytes) -> str:
 
 
 def check_encoding(beginning: bytes, name: str) -> None:
-    """Raise UserError if a file, `name` in the message, begins as one in UTF-16 or UTF-32."""
+    """Raise UserError, with `name` as the file, if the first bytes of the file are UTF-16 or UTF-32."""
     if encoding := find_encoding(beginning):
         raise UserError(
             f"{name} is in {encoding}, not in UTF-8; convert it, as with "

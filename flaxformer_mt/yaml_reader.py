@@ -1,4 +1,4 @@
-"""YAML of other programs, whose nesting and number of values are checked before anything is made of them."""
+"""Reads YAML files of other programs; their depth and number of values are checked before loading."""
 
 from typing import Any
 
@@ -13,7 +13,10 @@ _DEEPEST = 100
 
 
 def load_yaml(content: str | bytes, name: str, *, as_text: bool = False) -> Any:
-    """Make the values of a YAML text; `as_text`: without types, as in a vocabulary with the piece `no`."""
+    """Load a YAML text; raise UserError, with `name` as the file, if it is invalid, too deep or too large.
+
+    With `as_text`, all scalars stay strings: in a vocabulary, the subword `no` is not False.
+    """
     try:
         _check_size(content, name, _MOST_TEXTS if as_text else _MOST_VALUES)
         return yaml.load(content, yaml.CBaseLoader if as_text else yaml.CSafeLoader)  # noqa: S506
@@ -24,7 +27,10 @@ def load_yaml(content: str | bytes, name: str, *, as_text: bool = False) -> Any:
 
 
 def _check_size(content: str | bytes, name: str, most: int) -> None:
-    """Refuse what is nested too deeply, holds itself, or has too many values once references are followed."""
+    """Raise UserError if values are nested too deeply, contain themselves, or are more than `most`.
+
+    Values that are referenced several times count each time.
+    """
     count, sizes = 0, dict[str | None, int]()
     opened: list[tuple[str | None, int]] = []
     for event in yaml.parse(content, yaml.CSafeLoader):

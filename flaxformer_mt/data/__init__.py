@@ -1,1 +1,1 @@
-"""Data pipeline from sentence pairs to batches of token ids: token store, epoch plan, loader."""
+"""The data pipeline from sentence pairs to batches of token ids: token stores, epoch plans, loader."""

@@ -1,6 +1,7 @@
-"""Batches from token ids, as one array of integers, so that a batch is one transfer to each device.
+"""Batches of token ids as one integer array, so that a batch needs only one transfer to each device.
 
-The devices make masks, shifted inputs, segments and positions from it, inside the program that uses them.
+Masks, shifted inputs, segments and positions are computed from this array on the devices, inside the program
+that uses them.
 """
 
 import functools
@@ -24,7 +25,7 @@ _PADDING = -1
 
 
 class TokenRows(NamedTuple):
-    """The numbers [B, L] of one side of a batch: where tokens are, and where sentences begin."""
+    """One side of a `BatchArray`, numbers [B, L], from which masks, segments and positions are computed."""
 
     numbers: Array
 
@@ -37,7 +38,7 @@ class TokenRows(NamedTuple):
         return self.mask & (self.numbers & 1 == 1)
 
     def segments(self, xp: Any) -> Array:
-        """Number of each token's sentence within its row, from 1; 0: padding."""
+        """Return the number of each token's sentence within its row, counted from 1; 0: padding."""
         return xp.where(self.mask, xp.cumsum(self.first, axis=1, dtype=np.int32), 0)
 
     def positions(self, xp: Any) -> Array:
@@ -56,10 +57,11 @@ class TokenRows(NamedTuple):
 class BatchArray:
     """The tokens of a batch as numbers [B, S + T] of type int32, source first.
 
-    A token is 2 * id, plus 1 if it is the first of its sentence; padding is -1. source_length: S. packed:
-    whether the batch has segments and positions. columns: arrays of COLUMNS by field of the `Batch`.
-    unpadded: sizes of the arrays of source and target tokens, at least as many as there are, if programs are
-    to compute tokens without padding.
+    A token is 2 * id, plus 1 if it is the first of its sentence; padding is -1.
+
+    source_length: S. packed: whether the batch has segments and positions. columns: further arrays of the
+    `Batch`, such as alignments, by field name. unpadded: if programs are to compute without padding, the
+    sizes of the arrays of source and target tokens, which must hold all tokens of the batch.
     """
 
     numbers: Array
@@ -81,7 +83,7 @@ class BatchArray:
         return TokenRows(source), TokenRows(target)
 
     def to_batch(self, xp: Any = jnp) -> Batch:
-        """Compute the arrays of the batch, inside a program for the devices; `xp` numpy: on the host."""
+        """Compute the `Batch`; `xp` is jax.numpy inside a program for the devices, or numpy on the host."""
         source, target = self.sides
         ids, target_out = (xp.where(side.mask, side.numbers >> 1, self.pad_id) for side in self.sides)
         before = xp.pad(target_out, ((0, 0), (1, 0)))[:, :-1]
@@ -109,7 +111,7 @@ def as_batch(batch: Batch | BatchArray) -> Batch:
 
 
 class RowShare(NamedTuple):
-    """The rows of a batch to build: of `parts` blocks of equal height, those of the numbers `blocks`."""
+    """Selects rows of a batch: the batch is cut into `parts` equal blocks, of which `blocks` are selected."""
 
     parts: int
     blocks: tuple[int, ...]
@@ -121,7 +123,7 @@ ALL_ROWS = RowShare(1, (0,))
 def make_batch(
     store: TokenStore, planned: PlannedBatch, *, pad_id: int, bos_id: int, share: RowShare = ALL_ROWS
 ) -> BatchArray:
-    """Lay out the pairs of a batch; rows without a pair are padding. Only the rows of `share` are read."""
+    """Build a batch from token ids; rows without a pair are padding. Only the rows of `share` are built."""
     planned = _take_rows(planned, share)
     rows, source, target = planned.shape
     numbers = np.full((rows, source + target), _PADDING, np.int32)
@@ -137,7 +139,7 @@ def make_batch(
 
 
 def make_empty_batch(shape: Shape, columns: Mapping[str, Column], *, packed: bool, **ids: Any) -> BatchArray:
-    """A batch of this shape without pairs: programs are compiled with it."""
+    """Make a batch that has only padding, with which programs are compiled for this shape."""
     none = np.zeros(0, np.int64)
     store = TokenStore(None, NO_SENTENCES, NO_SENTENCES, columns=columns)
     return make_batch(store, PlannedBatch(none, none, shape, packed), **ids)
@@ -146,7 +148,7 @@ def make_empty_batch(shape: Shape, columns: Mapping[str, Column], *, packed: boo
 def pad_pairs(
     sources: Sequence[Any], targets: Sequence[Any], least: tuple[int, int, int] = (0, 0, 0), **ids: Any
 ) -> BatchArray:
-    """A batch of one pair of token ids in each row, with at least so many rows, and so long ones."""
+    """Make a batch with one pair of token ids per row; its shape is at least `least` in each dimension."""
     store, numbers = TokenStore.of_ids(sources, targets), np.arange(len(targets))
     sizes = len(targets), store.source_lengths.max(initial=0), store.target_lengths.max(initial=0)
     shape = Shape(*(max(int(size), wanted) for size, wanted in zip(sizes, least, strict=True)))
@@ -154,9 +156,10 @@ def pad_pairs(
 
 
 def _take_rows(planned: PlannedBatch, share: RowShare) -> PlannedBatch:
-    """Keep the rows of a share, renumbered from 0: of rows 0 0 1 2 3 in 4 parts, (1, 3) become 0 and 1.
+    """Keep the rows of a share and renumber them from 0.
 
-    Parts have equal heights: if the number of rows is not divisible by them, rows of padding are added.
+    For example, if rows 0 to 3 form 4 parts and the share is (1, 3), rows 1 and 3 become 0 and 1. Rows of
+    padding are added if the number of rows is not divisible by the number of parts.
     """
     if share == ALL_ROWS:
         return planned
@@ -171,9 +174,9 @@ def _take_rows(planned: PlannedBatch, share: RowShare) -> PlannedBatch:
 
 
 def _fill(numbers: np.ndarray, side: Side, planned: PlannedBatch) -> Places:
-    """Write the sentences of one side by array indexing, without a loop over sentences.
+    """Write the sentences of one side into `numbers`, by array indexing instead of a loop over sentences.
 
-    Sentences of 2, 3 and 1 tokens in rows 0, 0 and 1 give
+    Returns the places of the tokens: sentences of 2, 3 and 1 tokens in rows 0, 0 and 1 give
     rows 0 0 0 0 0 1, columns 0 1 2 3 4 0, firsts 0 2 5.
     """
     tokens, lengths = side.take(planned.examples)

@@ -1,6 +1,6 @@
 """Epoch plans: which pairs form which batch, as a pure function of lengths, config, seed and epoch.
 
-Lengths [N] are numbers of tokens of each pair, end symbols included.
+Arrays of lengths [N] hold the number of tokens of each pair, including the end symbol.
 """
 
 import dataclasses
@@ -32,11 +32,11 @@ def deal_evenly(
 ) -> np.ndarray:
     """Order shuffled pairs so that consecutive batches of `rows` have similar numbers of tokens.
 
-    The pairs are sorted by target length and cut into groups of one pair for each batch. The batch with the
-    fewest source tokens so far takes the pair with the longest source of a group. Between equals chance
-    decides, and so it does about the order of a batch: each pair is in each batch and each row equally often.
-    Of target lengths [9, 3, 8, 4, 5] in 2 batches of 2 rows, one of 3 and 4 and one of 8 and 9 tokens form a
-    batch, and the pair of 5 stays at the end.
+    The pairs are sorted by target length and cut into groups that have one pair for each batch. From each
+    group, the batch with the fewest source tokens so far takes the pair with the longest source. Ties and the
+    order within a batch are random, so each pair is equally likely in each batch and row. For example, target
+    lengths [9, 3, 8, 4, 5] in 2 batches of 2 rows: each batch has a pair of 3 or 4 and a pair of 8 or 9
+    tokens, and the pair of 5 tokens, which fills no batch, stays at the end.
     """
     batches = len(pairs) // rows
     full = batches * rows
@@ -64,10 +64,10 @@ _WINDOWS_AT_ONCE = 512
 def pack_rows(
     source_lengths: np.ndarray, target_lengths: np.ndarray, *, source: int, target: int
 ) -> tuple[np.ndarray, int]:
-    """Assign pairs to rows of `source` and `target` tokens; return the row of each pair and the row count.
+    """Pack pairs into rows of `source` and `target` tokens; return the row of each pair and the row count.
 
-    With rows of 10 and 10 tokens, the pairs (6, 5), (5, 5), (4, 5) go to rows 0, 1, 0. Only pairs of the same
-    window of consecutive pairs share a row: shuffled pairs give another packing in each epoch.
+    With rows of 10 and 10 tokens, the pairs (6, 5), (5, 5), (4, 5) go to rows 0, 1, 0. Pairs are packed in
+    windows of consecutive pairs, so pairs that are shuffled in each epoch are packed differently each time.
     """
     rows = np.empty(len(source_lengths), np.int64)
     num_rows, size = 0, _WINDOW * _WINDOWS_AT_ONCE
@@ -83,7 +83,7 @@ def pack_rows(
 
 
 def _windows(lengths: np.ndarray) -> np.ndarray:
-    """[windows, pairs per window]: consecutive lengths, the last window padded with zeros."""
+    """Reshape lengths to [windows, pairs per window]; the last window is padded with zeros."""
     window = min(_WINDOW, len(lengths))
     return np.pad(lengths.astype(np.int32), (0, -len(lengths) % window)).reshape(-1, window)
 
@@ -91,7 +91,7 @@ def _windows(lengths: np.ndarray) -> np.ndarray:
 def _pack_windows(
     source_lengths: np.ndarray, target_lengths: np.ndarray, source: int, target: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """First-fit decreasing packing of each window; all windows place their k-th pair in one step.
+    """Pack each window by first-fit decreasing; one step of the loop places the k-th pair of all windows.
 
     Returns the row of each pair within its window, and the number of rows of each window.
     """
@@ -124,7 +124,7 @@ def _pack_windows(
 class PlannedBatch(NamedTuple):
     """The pairs of one batch: pair number `examples[i]` of the store goes to row `rows[i]`.
 
-    Bucket: the rows are 0, 1, 2, ...; pack: several pairs share a row, side by side in the given order.
+    Without packing, the rows are 0, 1, 2, ...; with packing, several pairs share a row, in the given order.
     """
 
     examples: np.ndarray
@@ -134,9 +134,10 @@ class PlannedBatch(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Pairs grouped into batches: batch i holds `examples[starts[i]:stops[i]]` and has a shape by number.
+    """Pairs grouped into batches: batch i has the pairs `examples[starts[i]:stops[i]]`.
 
-    rows: pack: also the row of each pair within its batch.
+    rows: with packing, the row of each pair within its batch; else None. shape_numbers: the index of each
+    batch's shape in the plan's `shapes`.
     """
 
     examples: np.ndarray
@@ -146,17 +147,17 @@ class Groups(NamedTuple):
     shape_numbers: np.ndarray
 
     def take(self, batches: Any) -> "Groups":
-        """Those batches, in this order."""
+        """Return the groups of the selected batches, in the order of the index `batches`."""
         taken = (self.starts[batches], self.stops[batches], self.shape_numbers[batches])
         return Groups(self.examples, self.rows, *taken)
 
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """The batches of an epoch, in order: `len(plan)` is their number and `plan[i]` one `PlannedBatch`.
+    """The batches of an epoch, in order: `len(plan)` is their number, and `plan[i]` is one `PlannedBatch`.
 
-    shapes: the possible batch shapes, smallest first; an epoch may have no batch of some of the shapes.
-    skipped: number of pairs left out because one side is too long. tokens: of sources and targets.
+    shapes: the possible batch shapes, smallest first; some may not occur in an epoch. skipped: the number of
+    pairs that are left out because one side is too long. tokens: the numbers of source and target tokens.
     """
 
     shapes: tuple[Shape, ...]
@@ -174,7 +175,7 @@ class EpochPlan:
         return PlannedBatch(examples[pairs], numbers, self.shapes[shape_numbers[index]], self.packed)
 
     def shorten(self, batches: int) -> "EpochPlan":
-        """The plan of the first `batches` batches; its numbers of pairs and tokens stay those of all."""
+        """Return the plan with its first `batches` batches; its counts still cover the whole epoch."""
         return dataclasses.replace(self, groups=self.groups.take(slice(batches)))
 
     @property
@@ -183,7 +184,7 @@ class EpochPlan:
 
     @property
     def num_pairs(self) -> int:
-        """Each counted as often as it occurs."""
+        """The number of pairs; a pair that occurs several times is counted each time."""
         return len(self.groups.examples)
 
     @property
@@ -191,11 +192,14 @@ class EpochPlan:
         return np.bincount(self.groups.shape_numbers, minlength=len(self.shapes))
 
     def likely_tokens(self, lengths: np.ndarray) -> list[int]:
-        """Number of tokens of one side, of lengths [N], that a full batch of each shape hardly exceeds.
+        """Return, for each shape, a number of tokens of one side that a full batch will hardly exceed.
 
-        Five standard deviations above the mean, and 0 without any batch of this shape. Full batches differ
-        from each other, and the pairs of other epochs from these: by as much as the mean of so many pairs
-        that are drawn at random. It is not for packed plans, whose rows have several pairs.
+        It is five standard deviations above the mean, or 0 if no batch has the shape. The deviation is the
+        sum of two: between the full batches of this plan, and between the pairs of different epochs, which
+        are treated as random samples. Packed plans, whose rows have several pairs, are not supported.
+
+        Args:
+          lengths: the numbers of tokens [N] of all pairs on this side.
         """
         examples, _, starts, stops, shape_numbers = self.groups
         counts = stops - starts
@@ -235,11 +239,13 @@ def plan_epoch(
     shapes: tuple[Shape, ...] | None = None,
     drawn: np.ndarray | None = None,
 ) -> EpochPlan:
-    """Shuffle all pairs and group them into batches in random order, a function of (seed, epoch).
+    """Shuffle the pairs and group them into batches in random order, determined by (seed, epoch).
 
-    A pair of a set (`parts`) of weight w occurs floor(w) times, and once more with probability w - floor(w).
-    `drawn` are the numbers of the pairs of the epoch, if a stage chooses them. Pairs that fit none of
-    `shapes`, by default those of `make_training_shapes`, are skipped.
+    Args:
+      parts: the data sets of a mixture. A pair of a set with weight w occurs floor(w) times, and once more
+        with probability w - floor(w).
+      shapes: the batch shapes; None: `make_training_shapes`. Pairs that fit no shape are skipped.
+      drawn: the numbers of the pairs of this epoch, if a stage of training selects them.
     """
     if shapes is None:
         shapes = make_training_shapes(source_lengths, target_lengths, config=config)
@@ -262,7 +268,7 @@ def plan_epoch(
 
 
 def plan_in_order(source_lengths: np.ndarray, target_lengths: np.ndarray, *, config: DataConfig) -> EpochPlan:
-    """Plan evaluation: all pairs once, in fixed order, in buckets of at most `config.num_shapes` shapes.
+    """Plan evaluation batches: each pair once, in fixed order, in at most `config.num_shapes` shapes.
 
     Pairs above the config's maximum lengths are included: the last shape is as long as the longest pair.
     """
@@ -298,7 +304,7 @@ def plan_summary(plan: EpochPlan, source_lengths: np.ndarray, target_lengths: np
 
 
 def _occurrences(fits: np.ndarray, parts: Sequence[Part] | None, random: np.random.Generator) -> np.ndarray:
-    """The pairs where `fits` is True, each repeated as the weight of its part requires in this epoch."""
+    """Return the numbers of the pairs that fit, each repeated according to the weight of its data set."""
     numbers = np.int32 if len(fits) < 1 << 31 else np.int64
     repeated, start = [], 0
     for part in parts or [Part("all", len(fits), 1.0)]:
@@ -319,7 +325,10 @@ def _group_into_buckets(
     shapes: tuple[Shape, ...],
     random: np.random.Generator | None = None,
 ) -> Groups:
-    """Cut the pairs of each shape into batches, dealt evenly if `random`; the last may be partly filled."""
+    """Cut the pairs of each shape into batches; the last batch of a shape may be partly filled.
+
+    With `random`, `deal_evenly` distributes the pairs over the batches.
+    """
     lengths = source_lengths[examples], target_lengths[examples]
     numbers = smallest_shape(*lengths, shapes)
     del lengths
@@ -344,7 +353,7 @@ def _group_into_buckets(
 def _group_in_order(
     examples: np.ndarray, source_lengths: np.ndarray, target_lengths: np.ndarray, shapes: tuple[Shape, ...]
 ) -> Groups:
-    """Cut the pairs, in the given order, into batches, each of the smallest shape that holds its pairs."""
+    """Cut the pairs into batches in the given order, each with the smallest shape that holds its pairs."""
     rows = shapes[-1].rows
     starts = np.arange(0, len(examples), rows)
     longest = longest_of_groups(source_lengths, rows), longest_of_groups(target_lengths, rows)
@@ -355,8 +364,8 @@ def _group_in_order(
 def _promote_leftovers(groups: list[np.ndarray], shapes: tuple[Shape, ...]) -> list[np.ndarray]:
     """Move the pairs of a partly filled batch to a larger shape where this reduces the total work.
 
-    With 4, 4 and 2 rows per batch and 5, 3 and 2 pairs, the fifth pair of the first shape completes the batch
-    of the second shape.
+    With shapes of 4, 4 and 2 rows that have 5, 3 and 2 pairs, the fifth pair of the first shape completes a
+    batch of the second shape.
     """
     groups = list(groups)
     for number, shape in enumerate(shapes):
@@ -382,7 +391,7 @@ def _group_into_packs(
     shape: Shape,
     random: np.random.Generator,
 ) -> Groups:
-    """Pack the pairs into rows and the shuffled rows into batches; the last batch may be partly filled."""
+    """Pack pairs into rows, shuffle the rows, and cut them into batches; the last may be partly filled."""
     rows, num_rows = pack_rows(source_lengths, target_lengths, source=shape.source, target=shape.target)
     rows = random.permutation(num_rows)[rows]
     by_row = np.argsort(rows, kind="stable")

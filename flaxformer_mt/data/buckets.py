@@ -1,6 +1,6 @@
-"""The few array shapes of batches, chosen for the least padding over a histogram of sentence lengths.
+"""Chooses a few batch shapes that need the least padding for the given sentence lengths.
 
-Lengths [N] are numbers of tokens of each pair; sources of a language model have 0.
+Arrays of lengths [N] hold the number of tokens of each pair; the sources of a language model have length 0.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _MAX_LEVELS = 40
 
 
 class Shape(NamedTuple):
-    """`rows` rows of `source` source tokens and `target` target tokens."""
+    """The shape of a batch: its number of rows, and the numbers of source and target tokens per row."""
 
     rows: int
     source: int
@@ -27,7 +27,7 @@ class Shape(NamedTuple):
 
     @property
     def work(self) -> int:
-        """Cost of a batch, in units of one source token."""
+        """The cost of a batch; one source token costs 1, one target token 2."""
         return self.rows * (self.source + _TARGET_WORK * self.target)
 
 
@@ -40,10 +40,13 @@ def make_shapes(
 ) -> tuple[Shape, ...]:
     """Choose at most `config.num_shapes` shapes that hold all pairs, in ascending order.
 
-    Among all such chains of shapes, dynamic programming finds the one with the least work, padding included.
-    Source and target length of a shape are chosen separately, in multiples of `config.length_multiple`. The
-    rows fill `config.batch_tokens` on the longer side, up to `config.batch_pairs` rows; their number is a
-    multiple of `config.row_multiple`. The last shape has at least the lengths `least`.
+    Among all ascending sequences of shapes, dynamic programming finds the one with the least work, padding
+    included. The source and target lengths of a shape are chosen separately, in multiples of
+    `config.length_multiple`. The number of rows is a multiple of `config.row_multiple`; it fills
+    `config.batch_tokens` on the longer side, up to `config.batch_pairs` rows.
+
+    Args:
+      least: the minimum source and target length of the last shape.
     """
     chain = _best_chain(
         _levels(source_lengths, config.length_multiple, least[0], config.max_source_length),
@@ -58,11 +61,17 @@ def make_shapes(
 def make_training_shapes(
     source_lengths: np.ndarray, target_lengths: np.ndarray, *, config: DataConfig, headroom: bool = False
 ) -> tuple[Shape, ...]:
-    """Choose the batch shapes from data and config alone, so that all epochs share them.
+    """Choose the batch shapes of all epochs from the data and the config.
 
-    bucket: the shapes of `make_shapes`; shuffle: shapes of equally many rows, chosen in that way for the
-    longest sentences of shuffled batches; pack: one shape, with the maximum lengths. With `headroom` lengths
-    vary from epoch to epoch, and the last shape has the maximum lengths.
+    With data.batching=bucket, these are the shapes of `make_shapes`. With shuffle, all shapes have the same
+    number of rows, and `make_shapes` chooses their lengths for the longest sentences of shuffled batches.
+    With pack, the only shape has the maximum lengths of the config.
+
+    Args:
+      headroom: whether lengths vary from epoch to epoch; then the last shape has the maximum lengths.
+
+    Raises:
+      UserError: all pairs are longer than the maximum lengths.
     """
     longest = make_longest_shape(config)
     if config.batching == "pack":
@@ -97,7 +106,7 @@ def fitting(source_lengths: np.ndarray, target_lengths: np.ndarray, *, config: D
 def smallest_shape(
     source_lengths: np.ndarray, target_lengths: np.ndarray, shapes: tuple[Shape, ...]
 ) -> np.ndarray:
-    """[N] Index of the first shape that holds each pair, uint16; `len(shapes)` if no shape does.
+    """Return the index of the first shape that holds each pair, uint16 [N]; `len(shapes)` if no shape does.
 
     With the shapes (B, 8, 8) and (B, 12, 16), the pairs (5, 8), (5, 9) and (13, 2) get 0, 1 and 2 (no shape).
     """
@@ -107,13 +116,13 @@ def smallest_shape(
 
 
 def _first_holding(sizes: Sequence[int] | np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Index of the first of ascending sizes that is at least the length, uint16 [N]; len(sizes): none is."""
+    """Return the index of the first of ascending sizes >= each length, uint16 [N]; len(sizes): none is."""
     table = np.searchsorted(sizes, np.arange(lengths.max(initial=0) + 1)).astype(np.uint16)
     return table[lengths]
 
 
 def longest_of_groups(lengths: np.ndarray, size: int) -> np.ndarray:
-    """Maximum of each group of `size` consecutive lengths [N]; the last group may be smaller."""
+    """Return the maximum of each group of `size` consecutive lengths [N]; the last group may be smaller."""
     return np.maximum.reduceat(lengths, np.arange(0, len(lengths), size))
 
 
@@ -126,9 +135,9 @@ def _with_rows(source: int, target: int, config: DataConfig) -> Shape:
 
 
 def _levels(lengths: np.ndarray, multiple: int, least: int, most: int) -> np.ndarray:
-    """Candidate lengths of one side, ascending: lengths rounded up to `multiple`, including the longest.
+    """Return the candidate lengths of one side, ascending: the lengths that occur, rounded up to `multiple`.
 
-    Rounding stops at `most`, the config's maximum, because the model may have no positions beyond it.
+    Rounding stops at `most`, the config's maximum length, because the model may have no positions beyond it.
     """
     most = max(most, int(lengths.max(initial=0)))
     present, of_each = np.unique(lengths, return_counts=True)
@@ -150,11 +159,11 @@ def _best_chain(
     target_lengths: np.ndarray,
     num_shapes: int,
 ) -> list[tuple[int, int]]:
-    """Chain of at most `num_shapes` (source, target) lengths with the least work, up to the largest.
+    """Return the ascending chain of at most `num_shapes` (source, target) lengths that needs the least work.
 
-    A pair takes the first shape of the chain that holds it. A step from one shape to the next therefore costs
-    the number of pairs that fit only the next shape, times the work of a row of that shape: the best chain is
-    a shortest path.
+    The chain ends in the largest lengths. A pair takes the first shape of the chain that holds it, so a step
+    from one shape to the next costs the number of pairs that fit only the next shape, times the work of a row
+    of that shape. The best chain is therefore a shortest path.
     """
     cells = _first_holding(sources, source_lengths) * np.uint16(len(targets))  # fewer than 2 ** 16
     cells += _first_holding(targets, target_lengths)

@@ -1,4 +1,4 @@
-"""Text that a vocabulary cannot produce, and held-out pairs that occur in the training set."""
+"""Finds text that a vocabulary cannot produce, and held-out pairs that occur in the training set."""
 
 import collections
 import hashlib
@@ -19,10 +19,10 @@ _SHORT = 120
 
 
 def find_lost_text(pairs: Pairs, vocab: Vocab) -> dict[str, Any]:
-    """Tokenize and detokenize up to 5,000 evenly spaced targets, and report those that have changed.
+    """Tokenize and detokenize up to 5,000 evenly spaced targets, and report those that change.
 
-    Runs of spaces, and spaces at the ends, are no loss: they are one space, and none, in every translation.
-    "characters" are those that most changed lines lack, with numbers of lines.
+    Repeated spaces and spaces at the ends do not count, since no translation has them. In the report,
+    "characters" lists the characters that most often get lost, with the numbers of lines that lose them.
     """
     numbers = np.unique(np.linspace(0, len(pairs) - 1, min(len(pairs), _MOST)).astype(int)).tolist()
     texts = [" ".join(filter(None, pairs[number].target.split(" "))) for number in numbers]
@@ -72,9 +72,9 @@ _EMPTY = np.frombuffer(hashlib.blake2b(digest_size=8).digest(), "<u8")[0]
 
 
 def find_overlap(train: Pairs, held_out: Mapping[str, Pairs]) -> dict[str, dict[str, int]]:
-    """Count the pairs and the sources of each split that also occur in the training set, by their hashes.
+    """Count the pairs and sources of each held-out split that also occur in the training set, by hashes.
 
-    Without a source language, the sentences are counted as pairs, and `sources` is 0.
+    Without a source language, each sentence counts as a pair, and `sources` is 0.
     """
     known = _gather(train.read_hashes())
     report = {}
@@ -86,7 +86,7 @@ def find_overlap(train: Pairs, held_out: Mapping[str, Pairs]) -> dict[str, dict[
 
 
 def _gather(parts: Iterable[tuple[tuple[str, ...], np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes of the pairs, and of the sources that are not empty; tags belong to a source."""
+    """Return the hashes of all pairs and of all nonempty sources; a source is hashed with its tags."""
     mixed, sources = [], []
     for tags, hashes in parts:
         tagged = np.uint64(sum(_hash(tag) for tag in tags) % (1 << 64))

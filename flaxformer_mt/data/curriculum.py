@@ -1,7 +1,8 @@
-"""Curriculum: which pairs an epoch of each stage of training has, which epoch follows it, and a report on it.
+"""The curriculum: the stages of training, the pairs of each epoch of a stage, and a report on the stages.
 
-An epoch of a stage is one pass over the set that the stage counts; the others give as
-many pairs as their shares ask for, and go on in the next epoch of the stage where they have stopped.
+Each stage mixes several data sets and counts its epochs by one of them: an epoch of the stage is one pass
+over this set. Each other set contributes pairs in proportion to its share, and in the next epoch of the stage
+continues where it stopped.
 """
 
 import dataclasses
@@ -20,9 +21,9 @@ from flaxformer_mt.data.epoch_stores import EpochStores
 
 
 class Position(NamedTuple):
-    """The next batch is number `index` of `epoch`, which is counted over all stages.
+    """The position of the next batch: number `index` of `epoch`; epochs are counted over all stages.
 
-    stage_epoch, stage_batches: the epochs and batches of this stage before the epoch; 0 without stages.
+    stage_epoch, stage_batches: how many epochs and batches the stage had before this epoch; 0 without stages.
     """
 
     epoch: int
@@ -36,9 +37,9 @@ BEGINNING = Position(epoch=0, index=0)
 
 
 class Curriculum:
-    """The stages of training; every answer is a function of the arguments, the set sizes and the seed.
+    """The stages of training; all results are determined by the arguments, the set sizes and the seed.
 
-    Steps of stages are counted in updates of `accumulation` batches.
+    If the length of a stage is given in steps, a step has `accumulation` batches.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Curriculum:
         return place.stage >= len(self.stages)
 
     def draw(self, place: Position) -> np.ndarray:
-        """Numbers of the pairs of an epoch, counted over all sets, in no useful order."""
+        """Return the numbers of the pairs of an epoch, counted over all sets, in arbitrary order."""
         stage, start = self.stages[place.stage], 0
         drawn = [np.zeros(0, np.int64)]
         for number, (size, share) in enumerate(zip(self._sizes, stage.shares, strict=True)):
@@ -66,7 +67,7 @@ class Curriculum:
         return np.concatenate(drawn)
 
     def _take(self, stage: int, number: int, begin: int, end: int) -> list[np.ndarray]:
-        """Pairs `begin` to `end` of the sequence of a stage's random passes over one set."""
+        """Return pairs `begin` to `end` - 1 of the sequence of a stage's shuffled passes over one set."""
         size, passes = self._sizes[number], []
         while begin < end:
             turn, at = divmod(begin, size)
@@ -80,12 +81,12 @@ class Curriculum:
         return random.permutation(np.arange(size, dtype=np.int32 if size < 2**31 else np.int64))
 
     def batches_left(self, place: Position) -> int | None:
-        """How many batches the stage has left at the beginning of an epoch; None: all of the epoch's."""
+        """Return how many batches the stage has left before an epoch; None if it is not limited by steps."""
         steps = self.stages[place.stage].steps
         return None if steps is None else steps * self._accumulation - place.stage_batches
 
     def after(self, place: Position, batches: int) -> Position:
-        """The beginning of the epoch that follows one of so many batches."""
+        """Return the beginning of the next epoch, after the epoch at `place` with this number of batches."""
         stage = self.stages[place.stage]
         place = Position(
             place.epoch + 1, 0, place.stage, place.stage_epoch + 1, place.stage_batches + batches
@@ -103,10 +104,12 @@ def make_curriculum(
 
 
 def plan_stages(config: Config, stores: EpochStores) -> list[dict[str, Any]]:
-    """Plan the first epoch of each stage, with one seed for all runs: a sweep over seeds compiles once.
+    """Plan the first epoch of each stage, and describe each stage in a dict.
 
-    `updates` is exact for a stage that ends after steps. For one that ends after epochs it is computed from
-    the first of them, and for one that lasts until training ends it is None. `from_update` is its first.
+    The seed of the plan is the same for all runs, so that a sweep over seeds compiles its programs only once.
+    `from_update` is the first step of a stage, and `updates` the number of its steps. The number is exact for
+    a stage whose length is given in steps, an estimate from the first epoch for a stage whose length is given
+    in epochs, and None for a stage that lasts until training ends.
     """
     base, accumulation = stores.base, config.optim.accumulation
     curriculum = make_curriculum(config.data, base.parts, seed=0, accumulation=accumulation)
@@ -142,7 +145,7 @@ def plan_stages(config: Config, stores: EpochStores) -> list[dict[str, Any]]:
 
 
 def format_stages(stages: Sequence[dict[str, Any]]) -> list[str]:
-    """Write what `plan_stages` returns, one line for each stage."""
+    """Format the result of `plan_stages` as one line per stage."""
     lines = []
     for number, stage in enumerate(stages, start=1):
         mix = ", ".join(f"{part['share']:.1%} {part['name']}" for part in stage["mix"])

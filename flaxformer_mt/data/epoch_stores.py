@@ -1,4 +1,4 @@
-"""The token stores of the epochs: one for all, or with sampling or noise a new one for each."""
+"""The token stores of the epochs: one store for all, or with subword sampling or noise one per epoch."""
 
 import threading
 from collections.abc import Collection
@@ -16,11 +16,11 @@ from flaxformer_mt.vocab import Vocabs
 
 
 class EpochStores:
-    """Builds and removes the token store of each epoch, which is a function of (seed, epoch).
+    """Builds and removes the token store of each epoch, whose contents are determined by (seed, epoch).
 
-    base: the store of all pairs as in epoch 0, from which the shapes of batches are chosen; it stays on
-    the disk. varies: whether the lengths of pairs differ from epoch to epoch.
-    Several threads may call `store`: one builds while the others wait.
+    base: the store of all pairs as in epoch 0, from which batch shapes are chosen; it stays on disk. varies:
+    whether the lengths of pairs differ from epoch to epoch.
+    Several threads may call `store`; while one builds, the others wait.
     """
 
     # Stores kept besides the base: the epoch in training, and the next one, which is prepared meanwhile.
@@ -38,10 +38,13 @@ class EpochStores:
         unused: Collection[str] = (),
         **base_options: Any,
     ) -> None:
-        """Build the base under `root`; stores of later epochs go to `own_root`, of this process alone.
+        """Build the base store.
 
-        Batches lack the columns `unused`, which the text alone depends on. `base_options` are those of
-        `TokenStore.build`.
+        Args:
+          root: the folder of the base store.
+          own_root: the folder of the stores of later epochs, which only this process writes; None: `root`.
+          unused: the columns that batches leave out because only the noise of the text needs them.
+          base_options: keyword arguments of `TokenStore.build` for the base store.
         """
         self.pairs, self._vocabs, self._unused = pairs, vocabs, unused
         self._own_root, self._drawing = own_root or Path(root), drawing
@@ -51,15 +54,20 @@ class EpochStores:
         self.base = self._build(0, pairs, drawing, root, **base_options)
 
     def store(self, epoch: int) -> TokenStore:
-        """Build the store if missing; all but the base and the last two requested are removed."""
+        """Return the store of an epoch, built if missing; only the base and the last two stores are kept."""
         if epoch == 0 or not self._drawing.active:
             return self.base
         return self._keep(epoch, self.pairs, self._drawing)
 
     def draw(self, epoch: int, drawn: np.ndarray, rates: NoiseConfig) -> tuple[TokenStore, np.ndarray]:
-        """The store that has the pairs with the numbers `drawn` as they are in `epoch`, and where they are.
+        """Return a store with the drawn pairs as they are in `epoch`, and their numbers in this store.
 
-        With subword sampling or noise it has nothing else, and a pair drawn twice has two drawings.
+        Without subword sampling and noise, it is the base store. Otherwise it is a new store that contains
+        only the drawn pairs; a pair that is drawn twice is sampled or changed by noise twice.
+
+        Args:
+          drawn: the numbers of the pairs in the base store.
+          rates: the noise of the stage.
         """
         drawing = self._drawing._replace(noise=self._drawing.noise._replace(rates=rates))
         if not self._drawing.active and not drawing.active:
@@ -80,7 +88,7 @@ class EpochStores:
             return store
 
     def close(self) -> None:
-        """Stop a build in progress and remove all stores but the base; later builds stop at once."""
+        """Stop a build in progress and remove all stores except the base; later builds stop at once."""
         self._closed.set()
         with self._lock:
             for store in {store.folder: store for store in self._stores.values()}.values():

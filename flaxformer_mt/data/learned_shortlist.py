@@ -1,4 +1,4 @@
-"""Shortlists learned from a token store: the most probable translations of each piece, by IBM model 1."""
+"""Learns shortlists from a token store: the most probable translations of each subword, by IBM model 1."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,15 +16,20 @@ _MAX_PAIRS = 500_000
 
 
 def learn_lexicon(store: TokenStore) -> Lexicon:
-    """Learn p(target piece | source piece), eos included, from up to half a million evenly spaced pairs."""
+    """Learn p(target subword | source subword), including eos, from up to 500,000 evenly spaced pairs."""
     rows = np.unique(np.linspace(0, len(store) - 1, min(len(store), _MAX_PAIRS)).astype(np.int64))
     return Lexicon(store.source, store.target, rows, empty=False, passes=5)
 
 
 def make_shortlist(store: TokenStore, vocabs: Vocabs, *, candidates: int, common: int) -> Shortlist:
-    """`candidates` most probable translations of each source piece, and the `common` most frequent pieces.
+    """Make a shortlist of the most probable translations of each source subword.
 
-    Each source piece is a candidate itself, if it is a piece of the target vocabulary: names are copied.
+    A source subword that is also in the target vocabulary is always one of its own candidates, so that names
+    can be copied.
+
+    Args:
+      candidates: the number of translations of each source subword.
+      common: the number of frequent target subwords that are candidates for every sentence.
     """
     _, counts = store.count_tokens(source_size=vocabs.source.size, target_size=vocabs.target.size)
     frequent = np.argsort(-counts, kind="stable")[:common]

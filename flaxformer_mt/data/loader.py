@@ -1,4 +1,4 @@
-"""Batches built ahead of the training step, from any position in the sequence of epochs."""
+"""The loader, which builds batches ahead of the training step and can start at any position of training."""
 
 import sys
 import threading
@@ -32,13 +32,17 @@ def train_batches(
     share: RowShare = ALL_ROWS,
     accumulation: int = 1,
 ) -> Generator[tuple[Position, BatchArray], None, None]:
-    """Yield batches, each with the position after it, from which training can resume; the last stage may end.
+    """Yield batches, each with the position after it, from which training can resume.
 
-    Batch (epoch, index) depends on the data, `config` and `seed` alone; starting at any position costs one
-    plan. Threads keep batches ready, across the ends of epochs. The plan of the next epoch, and with subword
-    sampling or noise its token store, is built while the current epoch is in use. Closing the iterator ends
-    the threads. `accumulation` is the number of batches of an update, in which the steps of stages are
-    counted.
+    Batches end only after the last stage of training, if there are stages. Batch (epoch, index) is determined
+    by the data, `config` and `seed`; to start at any position, only one epoch is planned. Threads keep
+    batches ready, even across the end of an epoch. While an epoch is in use, the plan of the next one is made
+    and, with subword sampling or noise, its token store is built. Closing the iterator ends the threads.
+
+    Args:
+      start: the position of the first batch.
+      share: the rows of each batch to build.
+      accumulation: the number of batches per step, which matters for stages whose length is given in steps.
     """
     import grain  # imported late: the import takes half a second
 
@@ -68,7 +72,7 @@ def train_batches(
 
 
 class _ActiveEpoch(NamedTuple):
-    """The epoch from `place` to `after`: steps `first` to `end` - 1, counted from the loader's start."""
+    """The epoch between positions `place` and `after`: batches `first` to `end` - 1 of the loader."""
 
     place: Position
     after: Position
@@ -79,7 +83,7 @@ class _ActiveEpoch(NamedTuple):
 
 
 class _Epochs:
-    """Maps a step of the loader to its epoch; plans each epoch while the previous epoch is in use."""
+    """Finds the epoch of each batch of the loader, and plans each epoch while the previous one is in use."""
 
     def __init__(
         self,
@@ -104,7 +108,7 @@ class _Epochs:
         self._next = self._plan_ahead()
 
     def find(self, step: int) -> tuple[_ActiveEpoch, int] | None:
-        """The epoch of `step`, and the index of the batch within that epoch; None after the last stage."""
+        """Return the epoch of batch number `step`, and its index in this epoch; None after the last stage."""
         while True:
             with self._lock:
                 for active in self._active:
@@ -176,7 +180,7 @@ class _Epochs:
 def valid_batches(
     store: TokenStore, config: DataConfig, *, pad_id: int, bos_id: int, share: RowShare = ALL_ROWS
 ) -> list[BatchArray]:
-    """All batches of an evaluation set: each pair once, of any length, in fixed order and few shapes."""
+    """Make the batches of an evaluation set: each pair once, of any length, in fixed order and few shapes."""
     plan = plan_in_order(store.source_lengths, store.target_lengths, config=config)
     return [
         make_batch(store, plan[index], pad_id=pad_id, bos_id=bos_id, share=share)

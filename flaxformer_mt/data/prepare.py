@@ -1,4 +1,4 @@
-"""Data preparation from a config: pairs, vocabularies, token stores, and a report on them."""
+"""Prepares the data that a config describes: pairs, vocabularies, token stores, and a report on them."""
 
 import collections
 import dataclasses
@@ -48,7 +48,7 @@ _SAMPLE = 2000
 
 
 class Prepared(NamedTuple):
-    """Data ready for training; fields of valid and test are None where the data set lacks that split."""
+    """Data ready for training; the fields of a validation or test set that does not exist are None."""
 
     vocabs: Vocabs
     train: EpochStores
@@ -73,12 +73,18 @@ def prepare(
     pool: PoolOptions = NO_POOL,
     vocabs: Vocabs | None = None,
 ) -> Prepared:
-    """Read the data set, train or load the vocabularies, and tokenize; reuses the results in the cache.
+    """Read the data set, train or load the vocabularies, and tokenize; results are cached and reused.
 
-    Without a source language there is only the target vocabulary; sources are empty and source sizes are 0.
-    `run_dir` receives the config, the vocabularies (if it has none), and what is learned of target lengths.
-    `own_store` is a folder for the stores of later epochs that this process alone writes. `overlap` reports
-    which held-out pairs are in the training set, all of which is read. `vocabs`: those of another run.
+    Without a source language, there is only a target vocabulary, and sources are empty.
+
+    Args:
+      run_dir: a run directory that receives the config, the vocabularies (if it has none), and statistics of
+        target lengths.
+      own_store: a folder for the stores of later epochs that only this process writes.
+      overlap: whether to read the whole training set and report how many held-out pairs it contains.
+      shortlist: a shortlist to learn and write.
+      pool: the workers that check and tokenize the training set.
+      vocabs: the vocabularies of another run, to use instead of the config's.
     """
     if run_dir is not None:
         run_dir = open_copy(run_dir)
@@ -130,7 +136,7 @@ def _check_noise(config: Config, pairs: Pairs) -> None:
 
 
 def _tokenize_train(config: Config, pairs: Pairs, vocabs: Vocabs, **options: Any) -> EpochStores:
-    """Return the stores of the training set; `options` are those of `EpochStores`."""
+    """Tokenize the training set; `options` are keyword arguments of `EpochStores`."""
     # Noise leaves tags and the symbols of the vocabulary as they are.
     tags = (part.get("tag", "") for part in pairs.report["parts"])
     symbols = dict.fromkeys([*config.vocab.symbols, *pairs.tags, *filter(None, tags)])
@@ -153,7 +159,7 @@ def _describe_data(
     train: EpochStores,
     lengths: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """Return the report on the data, but for what is asked for apart."""
+    """Return the report on the data, except for the optional parts (overlap, shortlist)."""
     valid = pairs.get("valid")
     return {
         **{split: pairs[split].report if split in pairs else None for split in ("train", "valid", "test")},
@@ -173,7 +179,7 @@ def _describe_data(
 def _learn_lengths(
     config: Config, train: EpochStores, vocabs: Vocabs, run_dir: Path | None
 ) -> dict[str, Any] | None:
-    """What there is to know of the lengths of training lines, also written into the run directory."""
+    """Return statistics on the lengths of training lines, and write them into the run directory."""
     lengths = describe_target_lengths(train.base.source_lengths, train.base.target_lengths)
     if lengths is not None:
         lengths |= _describe_lines(config.data, train, vocabs)
@@ -184,7 +190,7 @@ def _learn_lengths(
 
 
 def _describe_lines(data: DataConfig, train: EpochStores, vocabs: Vocabs) -> dict[str, float]:
-    """Shares of source lines of several sentences and in each letter case, of some all over the set."""
+    """Return the shares of source lines with several sentences and in each letter case, from a sample."""
     numbers = range(0, len(train.base), -(-len(train.base) // _SAMPLE))
     texts = [vocabs.source.detokenize(train.base[number][0]) for number in numbers]
     texts = [text.rpartition(SEPARATOR)[2] for text in texts] if data.context else texts

@@ -1,7 +1,7 @@
-"""Noise in the text of training pairs, as a function of the seed and the number of the line.
+"""Noise in the text of training pairs before tokenization, determined by the seed and the line number.
 
-Before the vocabulary. The noise is that of OpusTrainer's modifiers; its own code
-needs SentencePiece 0.1.99, and draws from the random numbers that all threads of a process share.
+The kinds of noise are the modifiers of OpusTrainer. Its code is not used, because it needs SentencePiece
+0.1.99 and draws from a random generator that all threads of a process share.
 """
 
 import collections
@@ -45,7 +45,7 @@ class TextNoise(NamedTuple):
 
     @property
     def identity(self) -> list[Any]:
-        """JSON values that change whenever the changed text may."""
+        """JSON values that identify the noise; they differ if the noisy text may differ."""
         return [_FORMAT, dataclasses.asdict(self.rates), sorted(self.symbols)]
 
     def apply(
@@ -56,9 +56,13 @@ class TextNoise(NamedTuple):
         seed: int,
         languages: Iterable[tuple[str, str]],
     ) -> tuple[list[Pair], list[np.ndarray] | None]:
-        """Return the pairs with noise, and their word alignments [K, 2] if any; neither side becomes empty.
+        """Add noise to pairs and adapt their word alignments [K, 2], if any; neither side becomes empty.
 
-        The noise of each pair depends on its index and the seed, and not on the other pairs.
+        The noise of a pair depends on its index and the seed, but not on the other pairs.
+
+        Args:
+          links: the word alignment of each pair; None: there are none.
+          languages: the source and target language of each pair.
         """
         rates = np.array([getattr(self.rates, kind) for kind in _KINDS])
         draws = np.random.default_rng(seed).random((len(pairs), len(_KINDS))) < rates
@@ -95,7 +99,7 @@ class TextNoise(NamedTuple):
 
 
 def _draw_typos(kinds: Iterable[str], chance: random.Random) -> Iterator[str]:
-    """Yield the kinds, with the typos that are drawn in the place of `typos`."""
+    """Yield the kinds of noise; `typos` is replaced by a random selection of kinds of typos."""
     for kind in kinds:
         if kind == "typos":
             yield from (typo for typo in TYPOS if chance.random() < _TYPO_RATE)
@@ -104,10 +108,11 @@ def _draw_typos(kinds: Iterable[str], chance: random.Random) -> Iterator[str]:
 
 
 def follow_words(links: np.ndarray, before: str, after: str) -> np.ndarray:
-    """Return the word alignment [K, 2] of a source after an edit at one place.
+    """Adapt a word alignment [K, 2] to an edit of the source at one place.
 
-    Both parts of a word that is split have its links, two joined words those of both, a dropped word none:
-    the links 0-0 1-1 of "der Hund" are 0-0 1-1 2-1 of "der Hu nd" and 0-0 0-1 of "derHund".
+    If a word is split, both parts keep its links; two joined words have the links of both; a dropped word
+    loses its links. The links 0-0 1-1 of "der Hund" become 0-0 1-1 2-1 for "der Hu nd" and 0-0 0-1 for
+    "derHund".
     """
     if not len(links):
         return links
@@ -134,7 +139,10 @@ def follow_words(links: np.ndarray, before: str, after: str) -> np.ndarray:
 
 
 def change_case(text: str, kind: str, language: str) -> str:
-    """Change to upper_case, lower_case or, for the first letters of words only, title_case, by Unicode."""
+    """Change the letter case of a text: upper_case, lower_case, or title_case (only first letters of words).
+
+    In languages that distinguish i and ı, such as Turkish, their own rules apply.
+    """
     dotted = _DOTTED.fullmatch(language) is not None
     if kind == "lower_case":
         text = text.replace("İ", "i").replace("I", "ı") if dotted else text
@@ -146,9 +154,9 @@ def change_case(text: str, kind: str, language: str) -> str:
 
 
 def drop_end_mark(source: str, target: str) -> tuple[str, str]:
-    """Remove the marks at the ends of both sides if they are of one kind: `Ja. | 是。` becomes `Ja | 是`.
+    """Remove the final punctuation mark of both sides if both are of one kind: `Ja. | 是。` -> `Ja | 是`.
 
-    Without a source, that of the target. A side of nothing but marks stays, and with it the other one.
+    Without a source, only the target is changed. If one side would have no text left, both stay unchanged.
     """
     sides = [side.rstrip() for side in (source, target) if side]
     kinds = {_KIND_OF_MARK.get(side[-1:], -1) for side in sides}
@@ -159,14 +167,14 @@ def drop_end_mark(source: str, target: str) -> tuple[str, str]:
 
 
 def _has_text(text: str) -> bool:
-    """Whether a text has more than spaces, punctuation and symbols that are held."""
+    """Return whether a text has a letter or digit, apart from symbols that `hold` has replaced."""
     return any(map(str.isalnum, text))
 
 
 def hold(text: str, symbols: Sequence[str]) -> tuple[str, dict[int, str]]:
-    """Put a private character in the place of each symbol; return the text, and what puts them back.
+    """Replace each symbol by a private-use character, to protect it; return the text and a translation table.
 
-    hold(text, symbols)[0].translate(hold(text, symbols)[1]) is the text.
+    `text.translate(table)` puts the symbols back.
     """
     free = (code for code in itertools.count(_PRIVATE) if chr(code) not in text)
     held: dict[int, str] = {}
@@ -189,7 +197,7 @@ _LATIN = dict(zip("ßıłøæđςαοаеорсхуі", "Biloedsaoaeopcxyi", str
 
 
 def _others(groups: Iterable[str]) -> dict[str, str]:
-    """Map each character to the others of its groups."""
+    """Map each character to the other characters of the groups that it belongs to."""
     pairs = [pair for group in groups for pair in itertools.permutations(group, 2)]
     return {letter: "".join(other for first, other in pairs if first == letter) for letter, _ in pairs}
 
@@ -217,7 +225,7 @@ def _near(letter: str) -> list[str]:
 
 
 def _similar(letter: str) -> list[str]:
-    """Return letters that look like one: without its accent, or by the table; Hangul is not taken apart."""
+    """Return letters that look similar: without the accent, or from a table. Hangul is not decomposed."""
     plain = unicodedata.normalize("NFD", letter)
     accented = len(plain) > 1 and unicodedata.category(plain[1])[0] == "M"
     return _like(letter, plain[0] if accented else _SIMILAR.get(letter.lower(), ""))
@@ -245,7 +253,7 @@ TYPOS = tuple(_EDITS)
 
 
 def edit(text: str, name: str, chance: random.Random) -> str:
-    """Make one edit at a random place, as in edit("Hund", "char_swap", ...) -> "Hnud", if there is one."""
+    """Make one typo at a random place, if any place allows it: edit("Hund", "char_swap", ...) -> "Hnud"."""
     places = list(_PATTERNS[name].finditer(text))
     while places:
         match = places.pop(int(chance.random() * len(places)))
@@ -268,10 +276,12 @@ _SHORTEST, _LONGEST, _MOST = 2, 5, 6
 def move_words(
     pairs: Sequence[Pair], links: Sequence[np.ndarray] | None, rates: NoiseConfig, *, seed: int
 ) -> tuple[list[Pair], list[np.ndarray] | None]:
-    """Replace pairs by random text, or add random words to them, by the seed and the index of a pair.
+    """Replace some pairs by random text, and add random words to others, at the given rates.
+
+    The random numbers of a pair depend on the seed and the index of the pair.
 
     Args:
-      links: the word alignment [K, 2] of each pair, if there are any.
+      links: the word alignment [K, 2] of each pair; None: there are none, and no words are added.
     """
     replaced = np.random.default_rng(seed).random(len(pairs)) < rates.random_text
     moved, points = list(pairs), None if links is None else list(links)
@@ -294,7 +304,7 @@ def _list_characters(first: int, last: int) -> list[str]:
 
 
 def make_words(chance: random.Random) -> list[str]:
-    """Make words of one length, of the characters of one block of Unicode."""
+    """Make random words of the same length, from the characters of one Unicode block."""
     characters = _list_characters(*chance.choice(_BLOCKS))
     length = chance.randint(_SHORTEST, _LONGEST)
     count = chance.randint(1, _MOST)
@@ -302,10 +312,10 @@ def make_words(chance: random.Random) -> list[str]:
 
 
 def add_words(pair: Pair, links: np.ndarray, share: float, chance: random.Random) -> tuple[Pair, np.ndarray]:
-    """Write the same random words after a share of the source words and after their translations.
+    """Insert the same random words after a share of the source words and after their translations.
 
-    Only after words with one translation, which is spelled differently. The links 0-0 1-1 of "der Hund" and
-    "the dog" are 0-0 1-1 2-2 3-3 of "der Hund xy zw" and "the dog xy zw".
+    Only words that are aligned one to one, and whose translation is spelled differently, are chosen. If "xy
+    zw" is added after "Hund" and "dog" in "der Hund" and "the dog", the links 0-0 1-1 become 0-0 1-1 2-2 3-3.
     """
     source, target = map(split_words, pair)
     # Other noise may have dropped a mark that was the last word.

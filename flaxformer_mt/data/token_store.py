@@ -1,7 +1,7 @@
-"""Token ids on disk: every pair is tokenized once (tokenization.py), then memory-mapped.
+"""Token stores: token ids on disk, which are computed once (by tokenization.py) and then memory-mapped.
 
-A store is built once for the same pairs, vocabularies and sampling, by workers, and appears complete or not
-at all, even when several processes build it at the same time.
+A store is built only once for the same pairs, vocabularies and sampling. It becomes visible only when it is
+complete, even if several processes build it at the same time.
 """
 
 import contextlib
@@ -45,8 +45,8 @@ class TokenStore:
     """Token ids of all pairs of a split, without padding; each sentence ends in eos.
 
     source, target: the two sides as flat arrays; the sources of a language model have no tokens, not even
-    eos. parts: the data sets of a mixture, in order. folder: None: in memory. columns: what pairs have beside
-    their text, by name.
+    eos. parts: the data sets of a mixture, in order. folder: the folder of the store; None: it is in memory.
+    columns: further data of the pairs, such as alignments, by name.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class TokenStore:
         pool: PoolOptions = NO_POOL,
         count: Callable[[int], object] = lambda pairs: None,
     ) -> "TokenStore":
-        """Open the store of these pairs and vocabularies under `root`; write a missing store first.
+        """Open the store of these pairs and vocabularies in the folder `root`; build a missing store first.
 
-        The digests of all files are verified. Pairs are read once, in order, with bounded memory. When
-        another thread sets `stop`, a build in progress removes its files and raises `BuildStopped`. `count`
-        receives numbers of pairs written.
+        The digests of all files are verified. A build reads the pairs once, in order, with bounded memory.
+        When another thread sets `stop`, a build in progress removes its files and raises `BuildStopped`.
+        `count` is called with the number of pairs whenever some have been written.
         """
         if not len(pairs):
             raise UserError("there are no sentence pairs to tokenize; check data.dataset and data.clean")
@@ -93,14 +93,14 @@ class TokenStore:
 
     @classmethod
     def of_ids(cls, sources: Sequence[Any], targets: Sequence[Any]) -> "TokenStore":
-        """Make a store in memory, without columns."""
+        """Make a store in memory, without columns, from the token ids of each sentence."""
         return cls(None, _join(sources), _join(targets))
 
     def __len__(self) -> int:
         return len(self.target.lengths)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Token ids (source, target) of one pair, with eos, without padding; no source: an empty array."""
+        """Return the token ids (source, target) of one pair, with eos; a missing source is an empty array."""
         index = range(len(self))[index]
         sides = (self.source, self.target)
         source, target = (side.tokens[side.offsets[index] : side.offsets[index + 1]] for side in sides)
@@ -108,7 +108,7 @@ class TokenStore:
 
     @property
     def source_lengths(self) -> np.ndarray:
-        """Numbers of tokens, eos included; int32, 0 where there is no source."""
+        """The number of source tokens of each pair, including eos, int32 [N]; 0 where there is no source."""
         return self.source.lengths
 
     @property
@@ -116,7 +116,7 @@ class TokenStore:
         return self.target.lengths
 
     def count_tokens(self, *, source_size: int, target_size: int) -> tuple[np.ndarray, np.ndarray]:
-        """How often each id of both vocabularies occurs, int64."""
+        """Count how often each id of the source and the target vocabulary occurs: two int64 arrays [V]."""
         counts = []
         for side, size in ((self.source, source_size), (self.target, target_size)):
             total = np.zeros(size, np.int64)
@@ -186,7 +186,7 @@ def _write_arrays(
     pool: PoolOptions,
     count: Callable[[int], object],
 ) -> dict[str, str]:
-    """Write the arrays, from the last chunk that is known to be on the disk; return their types."""
+    """Write the arrays, resuming after the last chunk that is safely on disk; return their dtypes by name."""
     workers = NO_POOL if len(pairs) / CHUNK < _FEW_CHUNKS else pool
     # In this process, SentencePiece's own threads do the work of workers.
     threads = -1 if workers == NO_POOL and pool.workers != 1 else 1
@@ -217,7 +217,7 @@ def _write_arrays(
 def _open_files(
     folder: Path, names: Iterable[str], stack: contextlib.ExitStack
 ) -> tuple[int, dict[str, BinaryIO]]:
-    """Return the number of chunks that are known to be on the disk, and the files, after these."""
+    """Open the files after the last chunk that is safely on disk; return the number of chunks, and files."""
     written, sizes, files = 0, dict[str, int](), dict[str, BinaryIO]()
     with contextlib.suppress(FileNotFoundError, ValueError):
         written, sizes = json.loads((folder / _PROGRESS).read_bytes())

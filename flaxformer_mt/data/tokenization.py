@@ -1,7 +1,7 @@
-"""The steps from the text of pairs to the numbers of a token store.
+"""The processing steps from the text of pairs to the arrays of a token store: noise, tags, tokenization, ...
 
-A step changes a chunk of pairs, by random numbers whose seed depends on the chunk and on the name of the
-step, so that no two steps draw the same numbers.
+Each step modifies a chunk of pairs. The seed of its random numbers depends on the chunk and on the step's
+name, so that different steps draw different numbers.
 """
 
 import itertools
@@ -25,7 +25,7 @@ NOTHING = np.zeros(0, np.int32)
 
 
 class Drawing(NamedTuple):
-    """What is drawn at random in a store: the segmentation of both sides, and the noise of the text."""
+    """The randomness of a store: subword sampling on both sides, and noise in the text."""
 
     sampling: float = 0.0
     seed: int = 0
@@ -37,7 +37,7 @@ class Drawing(NamedTuple):
 
     @property
     def identity(self) -> list[Any]:
-        """JSON values that change whenever what is drawn may."""
+        """JSON values that identify the randomness; they differ if its results may differ; [] if inactive."""
         noise = self.noise.identity if self.noise.rates.active else None
         return [self.sampling, self.seed, _DRAWING_FORMAT, noise] if self.active else []
 
@@ -47,10 +47,10 @@ NO_DRAWING = Drawing()
 
 @dataclass
 class Chunk:
-    """Consecutive pairs: their texts, the data set of each, and in the end their token ids.
+    """Consecutive pairs: their texts, the number of each pair's data set, and finally their token ids.
 
-    links: the word alignment [K, 2] of each pair, if there are any. before: the pairs whose sources are read
-    before that of each pair, the nearest last. context: the ids of these.
+    links: the word alignment [K, 2] of each pair, or None. before: the pairs that precede each pair in its
+    document, the nearest last. context: the token ids of their sources that fit before the pair's source.
     """
 
     number: int
@@ -69,7 +69,7 @@ Step = Callable[[Chunk, int], None]
 
 
 def number_types(vocabs: Vocabs, *, has_links: bool) -> dict[str, np.dtype]:
-    """The types of the numbers of a store, in the order of its files."""
+    """Return the dtypes of the arrays of a store by name, in the order of its files."""
     sizes = {"source": vocabs.source.size, "target": vocabs.target.size}
     types = {name: np.dtype(np.uint16 if size <= 1 << 16 else np.int32) for name, size in sizes.items()}
     return types | ({Links.name: np.dtype(np.uint32)} if has_links else {})
@@ -77,9 +77,10 @@ def number_types(vocabs: Vocabs, *, has_links: bool) -> dict[str, np.dtype]:
 
 @dataclass
 class TokenizeChunks:
-    """Tokenizes chunks of pairs; `threads` are SentencePiece's, -1: one for each core.
+    """Tokenizes chunks of pairs.
 
-    languages, target_tags: of each part.
+    threads: the number of SentencePiece's threads; -1: one per core. languages, target_tags: the languages
+    and the target tag of each data set.
     """
 
     vocabs: Vocabs
@@ -91,7 +92,7 @@ class TokenizeChunks:
     context: Context | None = None
 
     def __call__(self, chunk: Chunk) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Return by name the numbers of all pairs one after the other, and how many each pair has."""
+        """Return, by array name, the values of all pairs, concatenated, and the number of values per pair."""
         for name, step in self.steps().items():
             step(chunk, step_seed(self.drawing.seed, chunk.number, name))
         numbers = {} if chunk.links is None else {Links.name: self._link_pieces(chunk, chunk.links)}
@@ -103,7 +104,7 @@ class TokenizeChunks:
         return {name: (numbers[name][0].astype(dtype), numbers[name][1]) for name, dtype in types.items()}
 
     def steps(self) -> dict[str, Step]:
-        """The steps in their order; to rename one changes what it draws."""
+        """Return the steps in order; renaming a step would change its random numbers."""
         rates = self.drawing.noise.rates
         steps: dict[str, tuple[object, Step]] = {
             "noise": (rates.active, self._add_noise),
@@ -136,7 +137,7 @@ class TokenizeChunks:
         return vocab.tokenize_all(texts, sampling=self.drawing.sampling, seed=seed, threads=self.threads)
 
     def _tokenize_context(self, chunk: Chunk, seed: int) -> None:
-        """Find what is read before each source: lines of its document, without noise, as many as fit."""
+        """Tokenize the preceding lines of each source's document, without noise; keep as many as fit."""
         assert self.context is not None
         pairs = list(dict.fromkeys(itertools.chain(*chunk.before)))  # each with a segmentation of its own
         options = {"sampling": self.drawing.sampling, "seed": seed, "threads": self.threads}
@@ -153,7 +154,7 @@ class TokenizeChunks:
 
 
 def step_seed(seed: int, chunk: int, name: str) -> int:
-    """The seed of the random numbers of a step."""
+    """Return the seed of a step's random numbers for one chunk."""
     return fold(seed, chunk, zlib.crc32(name.encode()))
 
 

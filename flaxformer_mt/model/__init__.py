@@ -1,8 +1,7 @@
-"""The network: masks, position encodings, attention, feed-forward layers, blocks, and the models.
+"""The network: position encodings, attention, feed-forward layers, blocks, and the models.
 
-Imports nothing of parallel/: parallel/sharding.py shards parameters by their path. Padding arrives as
-masks or segments. The networks, and Flax with them, are loaded when one of these names is first used: a
-program that an earlier process has compiled runs without them.
+Padding is passed as masks or segments. The network modules, and Flax, are loaded when one of the public names
+is first used, since a program that an earlier process has compiled runs without them.
 """
 
 from typing import TYPE_CHECKING, Any

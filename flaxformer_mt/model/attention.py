@@ -1,6 +1,6 @@
-"""Multi-head attention: the layer over whole sequences, and its cached step for decoding token by token.
+"""Multi-head attention over whole sequences, and as a step with a cache for decoding token by token.
 
-Axis letters are those of `shapes`.
+The letters of axes, as in [B, T, D], are defined in `shapes`.
 """
 
 import functools
@@ -25,11 +25,12 @@ GUIDED = "guided_alignment"
 
 
 class Step(NamedTuple):
-    """What a decoding step tells the first sublayers of all blocks.
+    """The inputs of a decoding step that the self-attention (or recurrence) of all blocks shares.
 
-    slot: where the cache gets the tokens. ancestry: which cached tokens belong to each hypothesis, bool
-    [B, W, T, W] (`make_ancestry_mask`); for a recurrence, a `Continuation`. positions: of rotary embeddings.
-    bias: [1, H, W or 1, T], added to the scores of the cached tokens.
+    slot: the cache slot to which the tokens are written. ancestry: which cached tokens belong to each
+    hypothesis, bool [B, W, T, W] (`make_ancestry_mask`); for a recurrence, a `Continuation`. positions: the
+    positions of the tokens; inside blocks, only with rotary embeddings. bias: [1, H, W or 1, T], added to the
+    scores of the cached tokens.
     """
 
     slot: Array
@@ -41,8 +42,9 @@ class Step(NamedTuple):
 class MultiHeadAttention(nn.Module):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2).
 
-    Queries come from one sequence, keys and values from the same or another one. Applied with
-    `mutable=["intermediates"]`, the layer stores its weights there as `attention_weights`.
+    Queries come from one sequence, keys and values from the same or another sequence. If the model is applied
+    with `mutable=["intermediates"]`, the layer stores its attention weights in this collection as
+    `attention_weights`.
     """
 
     config: ModelConfig
@@ -89,7 +91,7 @@ class MultiHeadAttention(nn.Module):
     def __call__(
         self, x: Array, memory: Array, *, mask: MaskRule, positions: Array | None = None, deterministic: bool
     ) -> Array:
-        """Attend from x [B, Q, D] to memory [B, M, D]; `positions`, if given, rotate queries and keys."""
+        """Attend from x [B, Q, D] to memory [B, M, D]; with `positions`, queries and keys are rotated."""
         query, keys, values = self.query(x), self.key(memory), self.value(memory)
         if positions is not None:
             query, keys = rotate(query, positions), rotate(keys, positions)
@@ -117,9 +119,10 @@ class MultiHeadAttention(nn.Module):
         return self.output(heads)
 
     def store_head(self, x: Array, memory: Array) -> None:
-        """Store the queries [B, Q, K] and keys [B, M, K] of the head that learns alignments, if asked for.
+        """Store the queries [B, Q, K] and keys [B, M, K] of the head that learns alignments.
 
-        They are computed apart, so that any kernel may compute the attention of the layer.
+        Does nothing without guided alignment, or if the collection `GUIDED` is not mutable. The projections
+        of this head are computed a second time here, so that any attention kernel can be used for the layer.
         """
         if self.config.alignment.weight and self.is_mutable_collection(GUIDED):
             self.sow(GUIDED, "head_query", self.query.of_first_head(x))
@@ -128,7 +131,7 @@ class MultiHeadAttention(nn.Module):
     def project_memory(self, memory: Array, positions: Array | None = None) -> KeyValues:
         """Project a memory [B, M, D] to keys [B, H, K, M] and values [B, H, M, E] for all decoding steps.
 
-        They are in the form of `key_value_cache`.
+        The result has the format of `key_value_cache`.
         """
         keys, values = self.key(memory), self.value(memory)
         if positions is not None:
@@ -140,14 +143,14 @@ class MultiHeadAttention(nn.Module):
         return self.key.kernel_scale is not None
 
     def attend_memory(self, x: Array, memory: KeyValues, *, mask: Array | None) -> Array:
-        """Attend from one token per beam, x [B, W, D], to projected memory; beams are queries of one row."""
+        """Attend from one token per beam, x [B, W, D], to projected memory that the beams of a row share."""
         scores = score(self.kernels, self._scale_query(self.query(x)), memory, mask)
         weights = jax.nn.softmax(scores, axis=-1)
         self.sow("intermediates", "attention_weights", weights)
         return self.output(average(self.kernels, weights, memory, self.config.dtype).swapaxes(1, 2))
 
     def empty_cache(self, batch: int, beams: int, max_length: int) -> KeyValues:
-        """Make an empty cache: keys [B, H, K, TW] and values [B, H, TW, E] of T = `max_length` tokens."""
+        """Make an empty cache of T = `max_length` tokens: keys [B, H, K, TW] and values [B, H, TW, E]."""
         config = self.config
         key_dim = config.key_dim or config.model_dim // config.num_heads
         value_dim = config.value_dim or config.model_dim // config.num_heads
@@ -163,10 +166,13 @@ class MultiHeadAttention(nn.Module):
         prefix: KeyValues | None = None,
         prefix_mask: Array | None = None,
     ) -> tuple[Array, KeyValues]:
-        """Attend from one token per beam, x [B, W, D], to itself and to the earlier tokens.
+        """Attend from one token per beam, x [B, W, D], to itself and to the earlier tokens of its hypothesis.
 
-        `prefix` is projected memory that all beams of a row share; prefix_mask [B, 1, 1, M] marks its tokens.
         Returns the output [B, W, D] and the updated cache.
+
+        Args:
+          prefix: projected memory that all beams of a row share, such as the source of a decoder-only model.
+          prefix_mask: bool [B, 1, 1, M], True for the tokens of the prefix.
         """
         query, key, value = self.query(x), self.key(x), self.value(x)  # [B, W, H, K]
         if step.positions is not None:
@@ -189,7 +195,7 @@ class MultiHeadAttention(nn.Module):
         return self.output(averaged.swapaxes(1, 2)), cache
 
     def _scale_query(self, query: Array) -> Array:
-        """Scale the queries [B, W, H, K] of one step and transpose them to [B, H, W, K]."""
+        """Scale the queries [B, W, H, K] of one step, and transpose them to [B, H, W, K]."""
         query = query.swapaxes(1, 2)
         if not self.config.attention_scale:
             return query
@@ -197,15 +203,15 @@ class MultiHeadAttention(nn.Module):
 
 
 def make_ancestors(batch: int, beams: int, length: int) -> Array:
-    """Make the ancestors [B, W, T] before the first token: every beam refers to itself."""
+    """Make the initial `Cache.ancestors` [B, W, T], in which each beam refers to itself."""
     return jnp.broadcast_to(jnp.arange(beams)[None, :, None], (batch, beams, length))
 
 
 def make_ancestry_mask(cache: Cache, *, beams: int, length: int) -> Array:
-    """Mark the cached tokens of each hypothesis w: bool [B, W, T, U], True where beam u wrote its token t.
+    """Mark the cached tokens of each hypothesis w: bool [B, W, T, U], True if beam u wrote its token t.
 
     With ancestors [[0 0] [0 1]] of two beams at index 1, beam 1 attends to token 0 of beam 0 and to its own
-    token 1. Without ancestors each beam attends to the tokens that it wrote itself.
+    token 1. Without ancestors, each beam attends to the tokens that it wrote itself.
     """
     slots, beam_ids = jnp.arange(length), jnp.arange(beams)
     writers = jnp.broadcast_to(beam_ids[None, :, None], (1, beams, length))
@@ -220,9 +226,9 @@ def make_ancestry_mask(cache: Cache, *, beams: int, length: int) -> Array:
 def make_prefix_inputs(cache: Cache, *, length: int, capacity: int) -> tuple[Array, Array]:
     """Make the positions [B, P] and the mask [B, P, T] of the P tokens that `read_prefix` feeds at once.
 
-    Row b has tokens from step start_steps[b] on: with start_steps [0 2] and P = 3, rows have the positions
-    [0 1 2] and [0 0 0], and the last token of the second row attends to itself alone. T = `capacity` of the
-    cache, whose slots from P on are empty.
+    P is `length`, and T is the `capacity` of the cache. The tokens of row b begin at step start_steps[b]:
+    with start_steps [0 2] and P = 3, the rows have the positions [0 1 2] and [0 0 0], and the last token of
+    the second row attends only to itself.
     """
     assert cache.start_steps is not None
     steps, slots = jnp.arange(length), jnp.arange(capacity)

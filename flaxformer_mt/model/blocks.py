@@ -1,6 +1,6 @@
-"""The blocks of the stacks: self-attention, cross-attention, feed-forward, and their residual connections.
+"""Transformer blocks: self-attention, cross-attention, feed-forward, and their residual connections.
 
-Blocks map hidden states to hidden states; stack.py embeds tokens and computes logits.
+Blocks map hidden states to hidden states; the stacks in stack.py consist of blocks.
 """
 
 from flax import linen as nn
@@ -18,7 +18,7 @@ BlockCache = dict[str, Array]
 
 
 class Block(nn.Module):
-    """What all blocks share: a first sublayer that reads other tokens, and a feed-forward last sublayer."""
+    """The base of all blocks: the first sublayer reads other tokens, and the last one is feed-forward."""
 
     config: ModelConfig
     kernels: Kernels
@@ -39,7 +39,7 @@ class Block(nn.Module):
         return self.self_attention.empty_cache(batch, beams, max_length)
 
     def _read(self, x: Array, mask: MaskRule, positions: Array | None, deterministic: bool) -> Array:
-        """Run the first sublayer on all tokens."""
+        """Run the first sublayer, which reads other tokens, on all tokens."""
         y = self.self_attention_residual.before(x)
         y = self.self_attention(y, y, mask=mask, positions=positions, deterministic=deterministic)
         return self.self_attention_residual.after(x, y, deterministic=deterministic)
@@ -61,7 +61,7 @@ class CausalBlock(EncoderBlock):
     """Decoder-only block: self-attention and feed-forward, with a cache for decoding token by token."""
 
     def read(self, x: Array, mask: MaskRule, positions: Array | None) -> tuple[Array, BlockCache]:
-        """Run a prefix x [B, S, D] (prefill); return the output and the keys and values for later tokens."""
+        """Run a prefix, x [B, S, D]; return the output, and the keys and values for later steps."""
         prefix = self.self_attention.project_memory(self.self_attention_residual.before(x), positions)
         return self._feed(self._read(x, mask, positions, True), True), prefix
 
@@ -123,7 +123,7 @@ class DecoderBlock(Block):
 class RecurrentDecoderBlock(DecoderBlock):
     """Decoder block whose first sublayer is a recurrence (SSRU) instead of causal self-attention.
 
-    Of a mask it reads the starts of sentences, and it uses no positions.
+    It uses a mask only to find where sentences start, and ignores positions.
     """
 
     def _setup_reading(self) -> None:
@@ -135,7 +135,7 @@ class RecurrentDecoderBlock(DecoderBlock):
         return self.recurrence_residual.after(x, y, deterministic=deterministic)
 
     def empty_cache(self, batch: int, beams: int, max_length: int) -> BlockCache:
-        """Make the recurrent states before the first token, whatever `max_length`."""
+        """Make the recurrent states before the first token; their size does not depend on `max_length`."""
         return self.recurrence.empty_cache(batch, beams)
 
     def _read_one(self, x: Array, cache: BlockCache, step: Step) -> tuple[Array, BlockCache]:

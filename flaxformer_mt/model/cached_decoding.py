@@ -1,4 +1,4 @@
-"""Decoding token by token: what encoder-decoder and decoder-only models share of it, and the output layer."""
+"""The base of encoder-decoder and decoder-only models: the output layer, and decoding with a cache."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +18,7 @@ from flaxformer_mt.shapes import Array, Cache
 
 
 def make_logits(kernels: Kernels, x: Array, table: Array | Quantized, bias: Array | None) -> Array:
-    """Compute float32 logits [..., V] of x [..., D] against the rows of a table [V, D]."""
+    """Compute float32 logits [..., V] of hidden states x [..., D] with the output table [V, D]."""
     spec = "...D,VD->...V"
     if isinstance(table, Quantized):
         scores = multiply_quantized(kernels.integer_product, spec, x, table)
@@ -28,7 +28,7 @@ def make_logits(kernels: Kernels, x: Array, table: Array | Quantized, bias: Arra
 
 
 class ListedOutput(NamedTuple):
-    """Columns of the output layer for the shortlist of each row: those of its own tokens."""
+    """The columns of the output layer for the tokens of each batch row's own shortlist."""
 
     # float32 in any dtype of the model: so few columns are multiplied faster in float32 on CPUs.
     kernel: Array  # [B, D, C]
@@ -38,7 +38,7 @@ class ListedOutput(NamedTuple):
 
 
 def list_output(table: Array, bias: Array | None, tokens: Array) -> ListedOutput:
-    """Gather the output layer's columns of tokens [B, C], which are ids plus 1; 0: padding."""
+    """Gather the columns of the output layer for tokens [B, C], given as ids plus 1; 0: padding."""
     ids = jnp.maximum(tokens - 1, 0)
     kernel = jnp.swapaxes(take_rows(table, ids).astype(jnp.float32), 1, 2)
     return ListedOutput(kernel, None if bias is None else jnp.take(bias, ids).astype(jnp.float32), tokens > 0)
@@ -47,10 +47,11 @@ def list_output(table: Array, bias: Array | None, tokens: Array) -> ListedOutput
 def make_listed_logits(
     kernels: Kernels, x: Array, own: ListedOutput, common: tuple[Array, Array | None]
 ) -> Array:
-    """Compute float32 logits [B, W, N + C] of x [B, W, D]: of N common tokens, then of each row's own.
+    """Compute float32 logits [B, W, N + C] of hidden states x [B, W, D] for the tokens of shortlists.
 
     Args:
-      common: rows [N, D] of the table of the output layer, and their biases [N].
+      own: the columns of each row's own C tokens, whose logits come last.
+      common: the rows [N, D] of the output table, and the biases [N], of N tokens that all rows share.
     """
     scores = kernels.product("BWD,BDC->BWC", x.astype(jnp.float32), own.kernel)
     scores = scores if own.bias is None else scores + own.bias[:, None]
@@ -59,12 +60,12 @@ def make_listed_logits(
 
 
 def find_output(params: dict[str, Any]) -> Quantized | None:
-    """Return the quantized table [V, D] of the output layer, or None if parameters are not quantized."""
+    """Return the quantized table [V, D] of the output layer; None if the parameters are not quantized."""
     return Quantized(params["output_int8"], params["output_scale"]) if "output_int8" in params else None
 
 
 class CachedDecoder(nn.Module):
-    """The base of the models: from hidden states to logits, and one step of decoding with a cache.
+    """The base class of the models: the output layer, and decoding with a cache.
 
     A subclass has the stack `decoder`, calls `_setup_output` in its `setup`, and defines `_output_embedding`
     and `_step`.
@@ -100,12 +101,12 @@ class CachedDecoder(nn.Module):
         return table, bias
 
     def take_output(self, ids: Array) -> tuple[Array, Array | None]:
-        """Return the rows [N, D] of the output layer's table, and the biases [N], of tokens [N]."""
+        """Return the rows [N, D] of the output layer's table and the biases [N] for the tokens `ids` [N]."""
         table, bias = self.output_layer()
         return take_rows(table, ids), None if bias is None else bias[ids]
 
     def add_shortlists(self, cache: Cache, tokens: Array) -> Cache:
-        """Return the cache with the output layer of each row's tokens [B, C]: ids plus 1; 0: padding."""
+        """Add the output layer's columns for each row's tokens [B, C] (ids plus 1; 0: padding) to a cache."""
         return cache._replace(shared=cache.shared | {"output": list_output(*self.output_layer(), tokens)})
 
     def decode_step(
@@ -113,7 +114,8 @@ class CachedDecoder(nn.Module):
     ) -> tuple[Array, Cache]:
         """Feed one token per beam, [B, W]; return the next logits [B, W, V] and the updated cache.
 
-        With the output layer of `common` tokens, the logits are those of shortlists (`add_shortlists`).
+        With `common`, the output layer of N common tokens (`take_output`), the logits are [B, W, N + C]: for
+        the common tokens, then for the C tokens of each row's shortlist (`add_shortlists`).
         """
         beams, length = tokens.shape[1], self._capacity(cache, tokens.shape[1])
         ancestry_of = continue_beams if self._is_recurrent else make_ancestry_mask
@@ -130,9 +132,10 @@ class CachedDecoder(nn.Module):
         return logits, cache._replace(per_beam=per_beam, index=cache.index + 1)
 
     def read_prefix(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
-        """Feed the first tokens of one beam at once, [B, P]; return the logits after each, and the cache.
+        """Feed the first P tokens of each row at once, [B, P]; return logits [B, P, V] and the updated cache.
 
-        The cache is empty, of one beam; the tokens of row b begin at step start_steps[b] (right-aligned).
+        The cache must be empty and have one beam. The tokens are right-aligned: row b begins at step
+        start_steps[b].
         """
         length, capacity = tokens.shape[1], self._capacity(cache, 1)
         positions, mask = make_prefix_inputs(cache, length=length, capacity=capacity)
@@ -147,15 +150,18 @@ class CachedDecoder(nn.Module):
 
     @property
     def _output_embedding(self) -> Embedding | None:
-        """The embedding whose table is that of the output layer; None: the layer has its own."""
+        """The embedding whose table the output layer shares; None: the output layer has its own table."""
         raise AssertionError("a subclass defines it")
 
     def _step(self, tokens: Array, cache: Cache, step: Step, length: int) -> tuple[Array, list[Any]]:
-        """Run tokens [B, W] at the positions of a step, all < length; return hidden states and new caches."""
+        """Run the tokens [B, W] of a step; return hidden states [B, W, D] and the blocks' updated caches.
+
+        `length` is a static bound above all positions.
+        """
         raise AssertionError("a subclass defines it")
 
     def _bias_of(self, ages: Array) -> Array:
-        """Return what is added to the scores of slots by the ages of their tokens, [W or 1, T]."""
+        """Return the relative-position bias of cache slots from the ages [W or 1, T] of their tokens."""
         return self.decoder.relative_bias(bidirectional=False).of_ages(ages)
 
     def _finish(self, x: Array) -> Array:
@@ -171,7 +177,7 @@ class CachedDecoder(nn.Module):
         return self.config.decoder_self_attention == "ssru"
 
     def _capacity(self, cache: Cache, beams: int) -> int:
-        """Return the number of target tokens that a cache is made for."""
+        """Return the number of target tokens for which a cache has room."""
         if cache.ancestors is not None:
             return cache.ancestors.shape[2]
         if self._is_recurrent:

@@ -1,7 +1,7 @@
-"""The decoder-only Transformer: one causal stack over source and target, or over a target alone.
+"""The decoder-only Transformer: one causal stack over source and target, or over the target alone.
 
-Token ids to logits, with the interface of EncoderDecoder. The start symbol of the
-target separates source and target. Padding arrives as masks or segments; losses/ contains the losses.
+It maps token ids to logits and has the same interface as EncoderDecoder. The start symbol of the target
+separates source and target. Padding is passed as masks or segments.
 """
 
 from typing import Any
@@ -18,12 +18,12 @@ from flaxformer_mt.shapes import Array, Batch, Cache
 
 
 class DecoderOnly(CachedDecoder):
-    """Embedding, causal stack and output layer, tied unless `model.tying` is none.
+    """Embedding, causal stack and output layer; the output layer is tied unless `model.tying` is none.
 
     A source [5 6 2 0] and target_in [1 7 8 0], with padding 0, form the row 5 6 2 0 1 7 8 0 with positions
-    0 1 2 - 3 4 5 -: padding between source and target takes no position. With an empty source, [B, 0], the
-    model is a language model. Parameter paths: token_embedding/embedding, decoder/layers_N/... (layers/...
-    with scan_layers), output_kernel, output_bias.
+    0 1 2 - 3 4 5 -, in which padding has no position. With an empty source, [B, 0], the model is a language
+    model. Parameter paths: token_embedding/embedding, decoder/layers_N/... (layers/... with scan_layers),
+    output_kernel, output_bias.
     """
 
     size: int
@@ -37,11 +37,11 @@ class DecoderOnly(CachedDecoder):
         self._setup_output(self.size)
 
     def __call__(self, batch: Batch, *, deterministic: bool) -> Array:
-        """Compute float32 logits [B, T, V] of every next target token."""
+        """Compute the float32 logits [B, T, V] of the next token at each target position."""
         return self.logits(self.hidden(batch, deterministic=deterministic))
 
     def hidden(self, batch: Batch, *, deterministic: bool) -> Array:
-        """Compute the hidden states [B, T, D] of the target positions, the input of the output layer."""
+        """Compute the hidden states [B, T, D] at the target positions, which the output layer reads."""
         tokens = jnp.concatenate([batch.source, batch.target_in], axis=1)
         rule, positions = self._rule_and_positions(batch)
         embedded = self.token_embedding(tokens)
@@ -53,7 +53,7 @@ class DecoderOnly(CachedDecoder):
         return self._finish(x[:, batch.source.shape[1] :])
 
     def start_decoding(self, source: Array, source_mask: Array, beams: int, max_length: int) -> Cache:
-        """Run the sources [B, S] (prefill) and make the cache for up to `max_length` target tokens."""
+        """Run the sources [B, S] through the model, and make a cache for up to `max_length` target tokens."""
         batch, length = source.shape
         per_beam = [block.empty_cache(batch, beams, max_length) for block in self.decoder.blocks()]
         positions = jnp.arange(length)[None]
@@ -89,7 +89,7 @@ class DecoderOnly(CachedDecoder):
         return self._finish(x), per_beam
 
     def _rule_and_positions(self, batch: Batch) -> tuple[MaskRule, Array]:
-        """Make the rule and the positions [B, N] of source and target concatenated, N = S + T."""
+        """Make the mask rule and the positions [B, N] of concatenated source and target, N = S + T."""
         source_length, target_length = batch.source.shape[1], batch.target_in.shape[1]
         if batch.target_segments is not None:
             assert batch.source_segments is not None and batch.source_positions is not None

@@ -1,7 +1,6 @@
-"""The encoder-decoder Transformer (Vaswani et al. 2017), with its cached decoding step.
+"""The encoder-decoder Transformer (Vaswani et al. 2017), and its decoding with a cache.
 
-Token ids to logits. Padding arrives as masks or segments; losses/ contains the
-losses.
+It maps token ids to logits. Padding is passed as masks or segments.
 """
 
 import dataclasses
@@ -20,7 +19,7 @@ from flaxformer_mt.shapes import Array, Batch, Cache
 
 
 class EncoderDecoder(CachedDecoder):
-    """Encoder, decoder, embeddings and output layer, tied as `model.tying` says.
+    """Encoder, decoder, embeddings and output layer; `model.tying` says which tables are shared.
 
     Parameter paths: {shared,source,target}_embedding/embedding, {encoder,decoder}/layers_N/... (layers/...
     with scan_layers), output_kernel, output_bias.
@@ -43,11 +42,11 @@ class EncoderDecoder(CachedDecoder):
         self._setup_output(self.target_size)
 
     def __call__(self, batch: Batch, *, deterministic: bool) -> Array:
-        """Compute float32 logits [B, T, V] of every next target token."""
+        """Compute the float32 logits [B, T, V] of the next token at each target position."""
         return self.logits(self.hidden(batch, deterministic=deterministic))
 
     def hidden(self, batch: Batch, *, deterministic: bool) -> Array:
-        """Compute the hidden states [B, T, D] of the decoder, the input of the output layer."""
+        """Compute the hidden states [B, T, D] of the decoder, which the output layer reads."""
         memory = self._encode(
             batch.source,
             batch.source_mask,
@@ -71,7 +70,7 @@ class EncoderDecoder(CachedDecoder):
         return MaskRule(None, is_token, causal=True, padded_at_end=True)
 
     def cross_rule(self, batch: Batch) -> MaskRule:
-        """Return which source positions each target position may attend to."""
+        """Return the mask rule of cross-attention: which source positions a target position may attend to."""
         return self._rule_of_sources(batch, batch.target_segments)
 
     def _rule_of_sources(self, batch: Batch, query_segments: Array | None) -> MaskRule:
@@ -83,7 +82,7 @@ class EncoderDecoder(CachedDecoder):
         return MaskRule(query_segments, segments)
 
     def embed_target(self, batch: Batch) -> Array:
-        """Compute the vectors [B, T, D] of target tokens and positions, the input of the first layer."""
+        """Compute the input [B, T, D] of the first decoder layer: target embeddings with positions."""
         length = batch.target_in.shape[1]
         positions = jnp.arange(length)[None]
         embedded = self._embed_target(batch.target_in, positions)
@@ -95,11 +94,11 @@ class EncoderDecoder(CachedDecoder):
         return self._encode(source, source_mask, rule, positions=None, deterministic=True)
 
     def start_decoding(self, source: Array, source_mask: Array, beams: int, max_length: int) -> Cache:
-        """Encode sources [B, S] and make the cache for up to `max_length` target tokens."""
+        """Encode sources [B, S], and make a cache for up to `max_length` target tokens."""
         return self.start_cache(self.encode(source, source_mask), source_mask, beams, max_length)
 
     def start_cache(self, memory: Array, source_mask: Array, beams: int, max_length: int) -> Cache:
-        """Make the cache for up to `max_length` target tokens, with the keys and values of each source."""
+        """Make a cache for up to `max_length` target tokens, with the cross-attention keys and values."""
         blocks = self.decoder.blocks()
         per_beam = [block.empty_cache(memory.shape[0], beams, max_length) for block in blocks]
         shared = {"memory": [block.project_memory(memory) for block in blocks], "source_mask": source_mask}
@@ -127,7 +126,7 @@ class EncoderDecoder(CachedDecoder):
         return self._finish(x), per_beam
 
     def _padding_rule(self, is_token: Array) -> MaskRule:
-        """Return which positions of sources, one per row, may be attended to."""
+        """Return the mask rule for sources that are not packed: which source positions may be attended to."""
         if self.config.padding_mask == "none":
             return MaskRule(padded_at_end=True)
         if not self.config.source_end:
@@ -135,9 +134,10 @@ class EncoderDecoder(CachedDecoder):
         return MaskRule(None, is_token, padded_at_end=True)
 
     def _add_bias(self, rule: MaskRule, stack: Stack, *, bidirectional: bool) -> MaskRule:
-        """Add the biases of relative positions to a rule of self-attention, if the model has them.
+        """Add the relative-position bias, if the model has one, to a mask rule of self-attention.
 
-        Distances inside a sentence are those of its slots, wherever the sentence is in a packed row.
+        The distance of two tokens is the distance of their slots, which is also correct within a sentence of
+        a packed row.
         """
         if not self._is_relative:
             return rule

@@ -27,9 +27,9 @@ _GATED: dict[str, Callable[[Array], Array]] = {"swiglu": jax.nn.silu, "geglu_tan
 
 
 class FeedForward(nn.Module):
-    """Feed-forward network activation(x W1 + b1) W2 + b2 (Vaswani et al. 2017, section 3.3).
+    """Feed-forward network: activation(x W1 + b1) W2 + b2 (Vaswani et al. 2017, section 3.3).
 
-    With swiglu and geglu_tanh a second input projection gates the first one (Shazeer 2020).
+    With swiglu and geglu_tanh, a second input projection gates the first one (Shazeer 2020).
     """
 
     config: ModelConfig
@@ -45,7 +45,7 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(config.dropout_rate if rate is None else rate)
 
     def _make_layer(self, features: int, *, fan_in: int, axes: str) -> Projection:
-        """Make a dense layer, kernel [input, output], or an equal convolution, kernel [1, input, output]."""
+        """Make a dense layer, kernel [input, output], or the same as a convolution, [1, input, output]."""
         config = self.config
         initializers = make_initializers(config)
         taps = (1,) if config.ffn_layer == "convolution" else ()
@@ -61,7 +61,7 @@ class FeedForward(nn.Module):
         )
 
     def __call__(self, x: Array, *, deterministic: bool) -> Array:
-        """Map x [B, T, D] to [B, T, D] through width F."""
+        """Map x [B, T, D] to [B, T, D], with hidden width F."""
         config = self.config
         if config.activation == "relu":
             key = self.dropout.draw_key(deterministic=deterministic)

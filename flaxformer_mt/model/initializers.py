@@ -1,6 +1,5 @@
-"""Parameter initialization: one scheme for a whole model, by the role of each array.
-
-Contains the choice by name (`model.initializer`) and the fans of arrays with more than two axes.
+"""Parameter initialization: `model.initializer` names a scheme of initializers, one per role of an array.
+Arrays with more than two axes are initialized like the matrices that they represent.
 """
 
 import dataclasses
@@ -25,7 +24,7 @@ _GAIN_RELU = math.sqrt(2)
 
 
 class Initializers(NamedTuple):
-    """The initializers of a model's arrays, by role."""
+    """The initializers of a model's arrays, one per role."""
 
     # Kernels [D, H, K] of queries, keys and values, and [H, E, D] of the output, flattened to two axes.
     attention_input: Initializer
@@ -40,13 +39,13 @@ class Initializers(NamedTuple):
     torch_biases: bool
 
     def bias(self, fan_in: int) -> Initializer:
-        """Initialize the bias of a linear map with `fan_in` inputs: zeros, or PyTorch's uniform."""
+        """Return the initializer of the bias of a layer with `fan_in` inputs: zeros, or PyTorch's uniform."""
         return uniform(fan_in**-0.5) if self.torch_biases else nn.initializers.zeros
 
 
 @struct.dataclass
 class Declared(AxisMetadata[Any]):
-    """An initial value with its initializer, so that `init_params` can draw it by a program of its own."""
+    """An initial value with its initializer, so that `init_params` can compute it in a separate program."""
 
     value: Any
     init: Initializer = struct.field(pytree_node=False)
@@ -65,9 +64,9 @@ class Declared(AxisMetadata[Any]):
 
 
 def declare(module: nn.Module, name: str, init: Initializer, shape: tuple[int, ...]) -> Array:
-    """Declare a parameter, of which the program may hold only a part (`gather` makes it whole).
+    """Declare a parameter, or return its value, which may be only this device's part (see `gather`).
 
-    Linen traces the initializer wherever a parameter is used, to compare shapes, and would refuse a part.
+    `module.param` would compare the value with the declared shape, and raise an error for a part.
     """
     if module.has_variable("params", name):
         return nn.unbox(module.get_variable("params", name))
@@ -76,7 +75,7 @@ def declare(module: nn.Module, name: str, init: Initializer, shape: tuple[int, .
 
 @dataclasses.dataclass(frozen=True)
 class Reshaped:
-    """Initializes an array of any shape as one of `shape`, such as the matrix that a kernel is."""
+    """Initializes an array of any shape as if it had the shape `shape`, such as a kernel as a matrix."""
 
     init: Initializer
     shape: tuple[int, ...]
@@ -105,10 +104,10 @@ _variance_scaling = functools.cache(nn.initializers.variance_scaling)
 def make_initializers(config: ModelConfig) -> Initializers:
     """Make the initializers of the scheme that `model.initializer` names.
 
-    xavier_uniform, xavier_normal (Glorot and Bengio 2010), lecun_normal, normal: this distribution for all
-    matrices, and variance 1 / D for embeddings, so that the paper's scale sqrt(D) gives scaled embeddings and
-    tied logits variance 1.
-    torch: the defaults of PyTorch's layers, biases included. kokoyi, aiayn: documents 001 and 003.
+    xavier_uniform, xavier_normal (Glorot and Bengio 2010), lecun_normal and normal use this distribution for
+    all matrices. Embeddings have variance 1 / D, so that embeddings scaled by sqrt(D) and tied logits have
+    variance 1. torch uses the defaults of PyTorch's layers, including biases. kokoyi and aiayn follow
+    documents 001 and 003.
     """
     scheme = config.initializer
     if scheme == "torch":
@@ -148,7 +147,7 @@ def _torch(config: ModelConfig) -> Initializers:
 
 
 def _kokoyi(config: ModelConfig) -> Initializers:
-    """Document 001: Xavier on head-stacked matrices [H, D, K], whose fans in PyTorch are D K and H K."""
+    """Make the scheme of document 001: Xavier on arrays [H, D, K], whose fans in PyTorch are D K and H K."""
     width, heads = config.model_dim, config.num_heads
     size = config.key_dim or width // heads
     gain = math.sqrt(width + size) / math.sqrt(width + heads * size)

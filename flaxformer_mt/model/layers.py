@@ -1,7 +1,4 @@
-"""Leaf layers: normalization, dropout, and the residual connection around a sublayer.
-
-Leaf layers take sizes; only those that select a variant by name take the model config.
-"""
+"""Basic layers: normalization, dropout, and the residual connection around a sublayer."""
 
 import functools
 from typing import Any
@@ -24,7 +21,7 @@ _REFERENCES = Kernels()
 def make_norm(config: ModelConfig, kernels: Kernels = _REFERENCES, *, name: str | None = None) -> nn.Module:
     """Make layer normalization (Ba et al. 2016) or RMS normalization (Zhang and Sennrich 2019).
 
-    Statistics and parameters are float32; the result has dtype `model.dtype`.
+    Statistics and parameters are float32; the result has the dtype `model.dtype`.
     """
     dtype, affine = jnp.dtype(config.dtype), config.norm_affine
     if config.norm == "rms":
@@ -39,7 +36,7 @@ def _declared_ones(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
 
 
 class LayerNorm(nn.Module):
-    """Layer norm: (x - mean) / sqrt(variance + epsilon), times a scale [D] plus a bias [D] if `affine`."""
+    """Layer norm: (x - mean) / sqrt(variance + epsilon); if `affine`, times a scale [D], plus a bias [D]."""
 
     epsilon: float
     dtype: DTypeLike
@@ -58,9 +55,9 @@ class LayerNorm(nn.Module):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _normalize(x: Array, scale: Array | None, bias: Array | None, epsilon: float, kernels: Kernels) -> Array:
-    """Normalize rows [..., D] of any dtype in float32, times a scale [D] plus a bias [D].
+    """Normalize rows [..., D] of any dtype in float32, then multiply with a scale [D] and add a bias [D].
 
-    The gradient is written by hand: it saves x in its own dtype and two numbers per row, and takes one pass.
+    The hand-written gradient needs one pass, and saves only x, in its own dtype, and two numbers per row.
     """
     return _normalize_forward(x, scale, bias, epsilon, kernels)[0]
 
@@ -101,12 +98,12 @@ _normalize.defvjp(_normalize_forward, _normalize_backward)
 
 
 class Dropout(nn.Module):
-    """Dropout at a rate, with keys from the RNG stream `dropout`."""
+    """Dropout with the given rate; its random keys come from the Flax RNG stream `dropout`."""
 
     rate: float
 
     def __call__(self, x: Array, *, deterministic: bool) -> Array:
-        """Drop entries of x, unless `deterministic`."""
+        """Apply dropout to x, unless `deterministic`."""
         key = self.draw_key(deterministic=deterministic)
         return x if key is None else dropout(x, key, self.rate)
 
@@ -115,7 +112,7 @@ class Dropout(nn.Module):
 
 
 class Residual(nn.Module):
-    """Residual x + sublayer(x), normalized before the sublayer (pre) or after the sum (post, the paper)."""
+    """Residual connection x + sublayer(x), with a norm before the sublayer (pre) or after the sum (post)."""
 
     config: ModelConfig
     kernels: Kernels = _REFERENCES

@@ -1,12 +1,12 @@
-"""Low-rank adaptation (LoRA, Hu et al. 2022): changes of matrices as products of two narrow factors.
+"""Low-rank adaptation (LoRA, Hu et al. 2022): the change of a matrix is the product of two narrow factors.
 
-The parameters of an adapted model are those of the base model, under their own paths, and a tree `lora` with
-the factors of the adapted matrices, under the paths of these:
+An adapted model has the parameters of the base model, under the same paths, and a tree `lora` with the
+factors for each adapted matrix, whose path is PATH:
 
-    lora/scale []   lora/PATH/down [I, R]   lora/PATH/up [R, O]   of stacked layers [L, I, R] and [L, R, O]
+    lora/scale []   lora/PATH/down [I, R]   lora/PATH/up [R, O]   (stacked layers: [L, I, R] and [L, R, O])
 
-The network gets matrix + scale * down @ up. I and O are all inputs and all outputs of a matrix: [H, E, D] of
-an attention's output has I = H * E and O = D.
+The network uses matrix + scale * down @ up. R is the rank; I and O are the numbers of inputs and outputs of
+the matrix: an attention output [H, E, D] has I = H * E and O = D.
 """
 
 import math
@@ -41,7 +41,7 @@ def is_table(path: str) -> bool:
 
 
 def matrix_axes(path: str, shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the axes of inputs, and those of outputs, of the matrix at a path, of one layer if stacked."""
+    """Return the sizes of the input axes and of the output axes of a matrix; if stacked, of one layer."""
     names = path.split("/")
     own = tuple(shape)[STACKED in names :]
     # Of three axes, the first two are inputs in an attention's output [H, E, D] and a convolution [1, D, F].
@@ -63,13 +63,15 @@ def add_factors(
     key: Array,
     embedding_rank: int = 0,
 ) -> Any:
-    """Return the parameters with factors for the matrices at these paths, which change nothing at first.
+    """Add initial factors for the matrices at these paths; they do not change the network's results yet.
 
-    `down` is uniform within 1 / sqrt(I) of 0, and `up` is 0. The factors of a layer do not depend on whether
-    layers are stacked, nor on which other matrices are adapted.
+    `down` is uniform in [-1 / sqrt(I), 1 / sqrt(I)], and `up` is 0. The factors of a matrix depend neither on
+    the stacking of layers nor on which other matrices are adapted.
 
     Args:
-      embedding_rank: the rank for tables with a vector for each token; 0: `rank`.
+      rank: the rank R of the factors.
+      alpha: the change of a matrix is scaled by alpha / rank.
+      embedding_rank: the rank for tables with one vector per token; 0: `rank`.
     """
     leaves = flatten_tree(params)
     leaves[_SCALE] = jnp.asarray(alpha / rank, jnp.float32)
@@ -102,14 +104,14 @@ def without_factors(params: Any) -> Any:
 
 
 def merge_factors(params: Any) -> Any:
-    """Return the parameters of the network, in which the adapted matrices are changed; see `merge_leaves`."""
+    """Return the network's parameters, with the LoRA changes added to the matrices; see `merge_leaves`."""
     return nest_leaves(merge_leaves(flatten_tree(params))) if has_factors(params) else params
 
 
 def merge_leaves(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of the network, by path: each adapted matrix with its change added.
+    """Add the LoRA changes to the adapted matrices; return the parameters of the network, by path.
 
-    Without factors, nothing changes. Leaves are numpy arrays, which stay numpy arrays, or JAX arrays.
+    Without factors, the parameters stay unchanged. Leaves are JAX arrays, or numpy arrays, which stay so.
     """
     merged = {path: leaf for path, leaf in leaves.items() if not path.startswith(f"{FACTORS}/")}
     for name, leaf in leaves.items():

@@ -1,4 +1,4 @@
-"""The network of a config and its initial parameters."""
+"""Makes the network that a config describes, and its initial parameters."""
 
 import dataclasses
 import functools
@@ -35,8 +35,8 @@ def make_model(
     """Build the model that the config describes, for vocabularies of the given sizes.
 
     Args:
-      platform, gathers_twice: as in `choose_kernels`. Without a platform, the model computes with the
-        references, which run everywhere.
+      platform, gathers_twice: as in `choose_kernels`. Without a platform, the reference kernels are used,
+        which run everywhere.
     """
     kernels = Kernels() if platform is None else choose_kernels(config, platform, gathers_twice=gathers_twice)
     config = dataclasses.replace(config, scan_layers=config.scan_layers is True)  # auto: see `choose_scan`
@@ -50,12 +50,13 @@ def init_params(
 ) -> dict:
     """Initialize random float32 parameters.
 
-    One key gives the same values, up to rounding, on all devices, with and without `model.scan_layers`: the
-    key of an array is that of the model and the array's path without it. Arrays of one shape share a small
-    program, since one program for all arrays compiles longer than the update does.
+    The same key gives the same values, up to rounding, on all devices, with and without `model.scan_layers`,
+    because the key of each array is derived from `key` and the array's path in the layout without scanned
+    layers. Arrays of the same shape share one small program; a single program for all arrays would take
+    longer to compile than the training step.
 
     Args:
-      sharding_of: the sharding of a parameter by its path and shape, or None: that of the key.
+      sharding_of: returns the sharding of a parameter from its path and shape; None: the sharding of the key.
     """
     stacked = dataclasses.replace(model.config, scan_layers=True, remat="none")
     declared = _declare_params(model.clone(config=stacked, kernels=Kernels()))
@@ -87,7 +88,7 @@ def init_params(
 
 @functools.lru_cache(maxsize=64)  # tracing a network takes longer than all else here
 def _declare_params(model: Model) -> dict:
-    """The initializer and the shape of each parameter."""
+    """Return a tree with the initializer and the shape of each parameter."""
     tokens, mask = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool)
     init = functools.partial(model.init, deterministic=True)
     return jax.eval_shape(init, jax.random.key(0), Batch(tokens, tokens, tokens, mask, mask))["params"]
@@ -100,7 +101,7 @@ def _fold_in_each(key: Array, numbers: Array) -> Array:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _draw(init: Initializer, shape: tuple[int, ...], sharding: Any, keys: Array, places: Array) -> Array:
-    """Draw an array by one key, or the arrays of stacked layers by one key each."""
+    """Draw an array with one key, or an array of stacked layers with one key per layer."""
     if len(places) == 1:
         drawn = init(keys[places[0]], shape, jnp.float32)
     else:

@@ -1,6 +1,6 @@
 """Position encodings: sinusoidal tables, learned tables, rotary embeddings, biases by distance.
 
-Positions arrive as integers; the models compute them from padding and segments.
+Positions are passed as integers, which the models compute from padding and segments.
 """
 
 import jax.numpy as jnp
@@ -14,10 +14,11 @@ from flaxformer_mt.shapes import Array, typed
 
 
 def sinusoidal_table(length: int, model_dim: int) -> np.ndarray:
-    """Compute the table [length, D] of Vaswani et al. 2017, section 3.5, sine and cosine interleaved.
+    """Compute the table [length, D] of Vaswani et al. 2017, section 3.5, with sines and cosines interleaved.
 
-    Row p, columns 2i and 2i+1: sin and cos of p / 10000^(2i / D); an odd D ends in a sine. Angles are float64
-    and the table is float32; float32 angles would be off by 4e-4 at position 5000.
+    Row p has the sine and cosine of p / 10000^(2i / D) in columns 2i and 2i+1; an odd D ends in a sine.
+    Angles are computed in float64, since float32 angles would be off by 4e-4 at position 5000; the table is
+    float32.
     """
     rates = 10000.0 ** (-np.arange(0, model_dim, 2, dtype=np.float64) / model_dim)
     angles = np.arange(length, dtype=np.float64)[:, None] * rates[None, :]
@@ -28,8 +29,8 @@ def sinusoidal_table(length: int, model_dim: int) -> np.ndarray:
 def sinusoidal_half_table(length: int, model_dim: int) -> np.ndarray:
     """Compute the table [length, D] of fairseq and tensor2tensor: all sines, then all cosines.
 
-    The last of H = D / 2 rates is exactly 1 / 10000: row p, column i is sin(p / 10000^(i / (H - 1))). An odd
-    D ends in a zero. Numbers are float32 throughout, as in the systems that have trained with the table.
+    With H = D / 2, row p has the sine of p / 10000^(i / (H - 1)) in column i, so that the last rate is
+    exactly 1 / 10000. An odd D ends in a zero. All numbers are float32, as in fairseq and tensor2tensor.
     """
     half = model_dim // 2
     step = np.float32(np.log(10000) / max(half - 1, 1))
@@ -46,14 +47,14 @@ SINUSOIDAL_TABLES = {"sinusoidal": sinusoidal_table, "sinusoidal_halves": sinuso
 def sinusoidal_positions(
     positions: Int[Array, "*P"], kind: str, *, length: int, model_dim: int
 ) -> Float[Array, "*P D"]:
-    """Look up the rows of a table at positions below `length`."""
+    """Look up the encodings of positions below `length` in the sinusoidal table of this kind."""
     table = SINUSOIDAL_TABLES[kind](max(length, 1), model_dim)  # an empty source looks up none
     return jnp.take(jnp.asarray(table), positions, axis=0, mode="clip")
 
 
 @typed
 def rotate(vectors: Float[Array, "*B T H K"], positions: Int[Array, "*#B #T"]) -> Float[Array, "*B T H K"]:
-    """Rotate each head's query or key by its position (RoFormer, Su et al. 2021, equation 34).
+    """Rotate the query or key of each head by its position (RoFormer, Su et al. 2021, equation 34).
 
     Elements i and i + K/2 of a head form a pair that is rotated by the angle position / 10000^(2i / K).
     """
@@ -69,9 +70,9 @@ def rotate(vectors: Float[Array, "*B T H K"], positions: Int[Array, "*#B #T"]) -
 
 
 class LearnedPositions(nn.Module):
-    """A learned table [rows, D] with an optional bias [D]; the caller refuses positions beyond its end.
+    """A learned table [rows, D] with an optional bias [D]; the caller must refuse positions beyond its end.
 
-    With relative positions, rows are buckets of distances, and D is the number of heads.
+    With relative positions, the rows are buckets of distances, and D is the number of heads.
     """
 
     rows: int
@@ -92,7 +93,7 @@ class LearnedPositions(nn.Module):
     def one_vector(self) -> Array:
         """Sum all rows, each times its index, to [D]: a linear map of the vector [0, 1, ..., rows - 1].
 
-        This is the literal reading of document 002; the result is the same at every position.
+        This follows the wording of document 002 literally; the result is the same at every position.
         """
         return self._add_bias(jnp.arange(self.rows, dtype=jnp.float32) @ gather(self.embedding, "PD"))
 

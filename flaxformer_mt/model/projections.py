@@ -1,6 +1,6 @@
-"""Linear maps: of the model width, into attention heads and out of them.
+"""Linear layers: dense layers, and the projections into and out of attention heads.
 
-The names and shapes of a projection's arrays are those that checkpoints and converters read.
+Checkpoints and converters depend on the names and shapes of their arrays.
 """
 
 import math
@@ -20,7 +20,7 @@ PROJECTED = "projected"
 
 
 class Projection(nn.Module):
-    """Linear map: the last axes of x times a kernel [*inputs, *features], plus a bias [*features]."""
+    """A linear layer: the last axes of x times a kernel [*inputs, *features], plus a bias [*features]."""
 
     inputs: tuple[int, ...]
     features: tuple[int, ...]
@@ -51,10 +51,10 @@ class Projection(nn.Module):
         return checkpoint_name(y.astype(self.dtype), PROJECTED).reshape(*y.shape[:-1], *self.features)
 
     def multiply(self, x: Array) -> Array:
-        """Multiply x [..., *inputs] with the kernel, to float32 [..., F], without the bias.
+        """Multiply x [..., *inputs] with the kernel, without the bias; the result is float32 [..., F].
 
-        Heads and their features are one axis meanwhile, as in the paper's matrices: a TPU pads the last axis
-        to 128, and would move all numbers of separate heads before and after its kernel of attention.
+        F joins the axes of heads and their features, as in the matrices of the paper. On a TPU, which pads
+        the last axis to 128, separate axes would have to be rearranged before and after the attention kernel.
         """
         leading = x.shape[: x.ndim - len(self.axes) + len(self.features)]
         inputs, features = math.prod(self.inputs), math.prod(self.features)
@@ -69,6 +69,6 @@ class Projection(nn.Module):
         return multiply_quantized(self.kernels.integer_product, spec, x, quantized)
 
     def of_first_head(self, x: Array) -> Array:
-        """Map x [..., D] to the features [..., K] of the first of the heads H, of features [H, K]."""
+        """Project x [..., D] to the features [..., K] of the first head only."""
         y = self.kernels.product("...D,DK->...K", x.astype(self.dtype), self.kernel[:, 0], parameter=True)
         return (y + self.bias[0] if self.use_bias else y).astype(self.dtype)

@@ -1,7 +1,7 @@
 """The simpler simple recurrent unit (SSRU, Kim et al. 2019), which can replace a decoder's self-attention.
 
-Of all earlier tokens it keeps one vector per layer: a decoding step costs the same at every length. Training
-computes all positions in parallel. Sentences arrive as the positions at which they start.
+It keeps one vector per layer for all earlier tokens, so a decoding step has the same cost at every length.
+Training computes all positions in parallel. The sentences of a packed row are given by their first positions.
 """
 
 from typing import NamedTuple
@@ -21,8 +21,8 @@ from flaxformer_mt.shapes import Array, Cache
 def recur(kept: Array, added: Array) -> Array:
     """Compute c_t = kept_t * c_{t-1} + added_t for all t of float32 [B, T, D] in parallel, with c_0 = 0.
 
-    The maps c -> kept * c + added compose to maps of the same form, so that their prefixes are an associative
-    scan (Blelloch 1990) of log T steps.
+    The composition of two maps c -> kept * c + added has the same form, so that all prefixes can be computed
+    by an associative scan (Blelloch 1990) in log T steps.
     """
 
     def compose(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -32,9 +32,9 @@ def recur(kept: Array, added: Array) -> Array:
 
 
 class Continuation(NamedTuple):
-    """Which states the tokens of a decoding step continue.
+    """For each token of a decoding step, the recurrent state that it continues.
 
-    starts: bool, broadcastable to [B, W], True for the first token of a sentence, which continues none.
+    starts: bool, broadcastable to [B, W], True for the first token of a sentence, which continues no state.
     parents: [B, W], the beam whose state each token continues; None: token w continues token w - 1 of the
       same row, as in a prefix that is read at once.
     """
@@ -44,10 +44,11 @@ class Continuation(NamedTuple):
 
 
 def continue_beams(cache: Cache, *, beams: int, length: int) -> Continuation:
-    """Return which state each next token [B, W] continues: that of the beam its hypothesis was in before.
+    """Return, for each next token [B, W], the beam in which its hypothesis was at the previous step.
 
-    States stay where they were written, like cached keys and values, and `cache.ancestors` tells who wrote
-    them: with parents [[0 0]], both beams continue the state of beam 0.
+    When beams are reordered, states stay where they were written, like cached keys and values;
+    `cache.ancestors` records which beam wrote them. With parents [[0 0]], both beams continue the state of
+    beam 0.
     """
     starts = cache.prefix_lengths() == 0
     if cache.ancestors is None:
@@ -59,15 +60,15 @@ def continue_beams(cache: Cache, *, beams: int, length: int) -> Continuation:
 
 
 def continue_prefix(cache: Cache, *, length: int) -> Continuation:
-    """Return the same for the P = `length` tokens that `read_prefix` feeds at once, from start_steps on."""
+    """Return the continuation of the P = `length` tokens that `read_prefix` feeds at once."""
     assert cache.start_steps is not None
     return Continuation(jnp.arange(length) == cache.start_steps[:, None], None)
 
 
 def find_starts(segments: Array | None) -> Array | None:
-    """Mark the first position of each segment of rows [B, T]; None (one sentence in each row) gives None.
+    """Mark the first position of each segment in rows [B, T]: [[1 1 2 2 0]] gives [[1 0 1 0 1]].
 
-    [[1 1 2 2 0]] gives [[1 0 1 0 1]].
+    None, for rows with one sentence each, gives None.
     """
     if segments is None:
         return None
@@ -76,9 +77,9 @@ def find_starts(segments: Array | None) -> Array | None:
 
 
 class SimplerRecurrence(nn.Module):
-    """SSRU (Kim et al. 2019): ReLU of the states c_t = f_t * c_{t-1} + (1 - f_t) * W x_t.
+    """SSRU (Kim et al. 2019): the output is ReLU(c_t), with states c_t = f_t * c_{t-1} + (1 - f_t) * W x_t.
 
-    The forget gate is f_t = sigmoid(W_f x_t + b_f). States and gates are float32 in any dtype of the model.
+    The forget gate is f_t = sigmoid(W_f x_t + b_f). States and gates are always float32.
     """
 
     config: ModelConfig
@@ -106,7 +107,7 @@ class SimplerRecurrence(nn.Module):
         self.forget = project(use_bias=True)
 
     def __call__(self, x: Array, starts: Array | None) -> Array:
-        """Map x [B, T, D] to [B, T, D]; starts: bool [B, T], the first tokens of packed sentences."""
+        """Map x [B, T, D] to [B, T, D]; `starts`, bool [B, T], marks the first tokens of packed sentences."""
         kept, added = self._gates(x)
         if starts is not None:
             kept = jnp.where(starts[..., None], 0.0, kept)
@@ -130,7 +131,7 @@ class SimplerRecurrence(nn.Module):
         return self._output(state), {"state": state}
 
     def _gates(self, x: Array) -> tuple[Array, Array]:
-        """Compute what is kept of the state before each position, and what is added to it, float32."""
+        """Compute, in float32, the factor by which each position keeps the state, and the value it adds."""
         forget, new = (constrain(gate(x), "BTF").astype(jnp.float32) for gate in (self.forget, self.input))
         kept = jax.nn.sigmoid(forget)
         return kept, (1 - kept) * new

@@ -1,7 +1,7 @@
-"""The two layouts of a stack's parameters, and the conversion between them.
+"""Conversion between the two layouts of a stack's parameters.
 
-With `model.scan_layers` all blocks of a stack are one tree `layers`, whose arrays have a leading axis L;
-otherwise each block has its own tree `layers_N`.
+With `model.scan_layers`, all blocks of a stack share one tree `layers`, whose arrays have a leading axis L
+(the number of blocks). Otherwise each block has its own tree `layers_N`.
 """
 
 import operator
@@ -27,7 +27,7 @@ def stack_layers(params: Any) -> Any:
         {"encoder": {"layers_0": {"scale": [1, 2]}, "layers_1": {"scale": [3, 4]}}}
         -> {"encoder": {"layers": {"scale": [[1, 2], [3, 4]]}}}
 
-    Leaves are numpy arrays, which stay numpy arrays, or JAX arrays, traced or not.
+    Numpy arrays stay numpy arrays; JAX arrays, traced or not, are allowed too.
 
     Raises:
       ValueError: the blocks of a stack are not numbered from 0, or differ in structure or shape.

@@ -1,6 +1,6 @@
 """The parts that all models share: the embedding and the stack of blocks.
 
-The blocks arrive as a class; the models choose it and make the rules of attention masks.
+A model passes the class of its blocks to `Stack`, and the mask rules of attention to each call.
 """
 
 import functools
@@ -27,7 +27,7 @@ _REMAT_POLICIES = {"full": None, "dots": jax.checkpoint_policies.save_only_these
 
 
 class Embedding(nn.Module):
-    """The table [V, D] that maps ids to vectors, with an optional bias [D]; the output layer may share it."""
+    """An embedding table [V, D] with an optional bias [D]; the output layer may share the table."""
 
     size: int
     model_dim: int
@@ -55,7 +55,7 @@ def make_embedding(config: ModelConfig, size: int) -> Embedding:
 
 
 class Stack(nn.Module):
-    """Position encoding, dropout, an optional norm, the blocks, and the norm after the last block."""
+    """A stack of blocks: position encoding, dropout, an optional norm, the blocks, and the final norm."""
 
     config: ModelConfig
     kernels: Kernels
@@ -100,8 +100,8 @@ class Stack(nn.Module):
 
         Args:
           embedded: the unscaled vectors of the embedding table.
-          length: static bound above all positions; the positions themselves may be traced.
-          packed: a row holds several inputs, so it may be longer than the longest input.
+          length: a static bound above all positions, since the positions themselves may be traced.
+          packed: whether a row may hold several inputs, and so be longer than the longest input.
 
         Raises:
           UserError: `length` exceeds the positions that the config provides.
@@ -159,7 +159,7 @@ class Stack(nn.Module):
         return constrain(self.final_norm(x), "BTD") if _has_final_norm(self.config) else x
 
     def relative_bias(self, *, bidirectional: bool) -> RelativeBias:
-        """Return what the self-attention of all blocks adds to its scores, with relative positions."""
+        """Return the relative-position bias, which the self-attention of all blocks adds to its scores."""
         return RelativeBias(self.relative_positions.embedding, self.config.relative_distance, bidirectional)
 
     def rotary(self, positions: Array) -> Array | None:

@@ -1,4 +1,4 @@
-"""The objects below a URL such as gs://bucket/runs/x: listed, read, written and removed, by fsspec."""
+"""Lists, reads, writes and removes the objects below a URL such as gs://bucket/runs/x, with fsspec."""
 
 import logging
 import os
@@ -24,9 +24,9 @@ _VERSION_FIELDS = ("size", "ETag", "etag", "generation", "md5Hash", "LastModifie
 
 
 class ObjectStore:
-    """The objects below one URL; their names are relative to it, as `checkpoints/500/manifest.json`.
+    """The objects below one URL; object names are relative to the URL, as in `checkpoints/500/manifest.json`.
 
-    All methods raise UserError, which names the URL and a remedy, if the store cannot be reached.
+    If the store cannot be reached, all methods raise a UserError, which names the URL and a remedy.
     """
 
     def __init__(self, url: str) -> None:
@@ -48,7 +48,7 @@ class ObjectStore:
         self._base = base.rstrip("/")
 
     def list(self, folder: str = "") -> dict[str, str]:
-        """Names of all objects, or of those below a folder, each with a text that names its version."""
+        """Return the names of all objects below `folder`, each with a text that identifies its version."""
         objects = self._call("listed", self._files.find, self._path(folder), detail=True)
         if list(objects.values()) == [{}]:  # one object of that very name, in some stores without its fields
             objects = {path: self._call("listed", self._files.info, path) for path in objects}
@@ -63,15 +63,15 @@ class ObjectStore:
         }
 
     def read(self, name: str) -> bytes:
-        """Raises FileNotFoundError if there is none of that name."""
+        """Return the content of an object; raise FileNotFoundError if it does not exist."""
         return self._call("read", self._files.cat_file, self._path(name))
 
     def write(self, name: str, content: bytes, *, mode: str = "overwrite") -> None:
-        """Write an object at once; with mode "create", raise FileExistsError if there is one."""
+        """Write an object atomically; with mode "create", raise FileExistsError if it already exists."""
         self._call("written", self._files.pipe_file, self._path(name), content, mode=mode)
 
     def download(self, pairs: Iterable[tuple[str, Path]]) -> None:
-        """Copy objects into files, each of which appears at once; raises FileNotFoundError."""
+        """Copy objects to files, which appear atomically; raise FileNotFoundError if an object is missing."""
         names, partial = [], {}
         for name, path in pairs:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ class ObjectStore:
         self._call("written", self._files.put, list(large), list(large.values()))
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects, in order; those that are absent are left out."""
+        """Remove objects in order; missing objects are ignored."""
         for name in names:
             try:
                 self._call("removed", self._files.rm_file, self._path(name))
@@ -107,7 +107,7 @@ class ObjectStore:
         return f"{self._base}/{name}" if name else self._base
 
     def _call(self, done: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Call a function of the store, whose failures become UserErrors: "cannot be DONE"."""
+        """Call a function of the store; its failures become UserErrors that say "URL cannot be DONE"."""
         try:
             return function(*arguments, **options)
         except (FileExistsError, ImportError):

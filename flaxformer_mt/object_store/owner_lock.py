@@ -1,8 +1,8 @@
-"""The lock of a run in an object store: one object .lock with the owner of the run and the time.
+"""The lock of a run in an object store: an object .lock that names the process that trains the run.
 
-The owner writes it again every few seconds. Whoever finds a lock whose owner gives no sign of life for a
-minute takes it over. The old owner, should it still live, finds another owner in it before it publishes
-anything further, and ends.
+The owner rewrites the lock every 15 seconds. If the owner does not rewrite it for a minute, another process
+may take it over. An old owner that is still running checks the lock before it publishes anything, finds the
+new owner, and raises UserError.
 """
 
 import json
@@ -23,7 +23,11 @@ BEAT, SILENCE = 15.0, 60.0
 
 class OwnerLock:
     def __init__(self, store: ObjectStore) -> None:
-        """Take the lock, at once or after the silence of an owner that no longer lives."""
+        """Take the lock; if it has an owner, wait up to a minute to see whether the owner is alive.
+
+        Raises:
+          UserError: another process owns the lock.
+        """
         self._store, self._end = store, threading.Event()
         self._me = {"host": socket.gethostname(), "process": os.getpid(), "token": secrets.token_hex(8)}
         self._await_silence()
@@ -44,7 +48,7 @@ class OwnerLock:
             )
 
     def release(self) -> None:
-        """Leave the lock to its silence if the store cannot be reached."""
+        """Release the lock; if the store cannot be reached, only warn, since the lock expires anyway."""
         self._end.set()
         self._thread.join()
         try:

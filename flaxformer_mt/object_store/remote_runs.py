@@ -1,16 +1,17 @@
-"""Runs in object stores, for everything that reads and writes run directories: each is a local folder.
+"""Runs in object stores: a local folder is kept as a copy of each run, and the other modules use this folder.
 
-`open_copy` turns the URL of a run into that folder. The other functions are called where runs are read and
-written: they do nothing for a folder that is no copy of a run in a store. The store holds the same files.
+`open_copy` returns the folder for the URL of a run. The other functions, such as `fetch` and `publish`,
+synchronize the folder and the store, which have the same files. For a folder that is not the copy of a run,
+they do nothing.
 
     Reading     Small files are fetched when the run is opened, the arrays of a checkpoint when they are read.
-    Publishing  An object appears at once, a folder does not. So the manifest of a checkpoint is written last,
-                and a checkpoint without one does not exist; nor does a run without config.json. One that is
-                written again does not exist until it is complete.
-    Parts       The processes of a job have copies of their own. Each uploads its shards of a checkpoint to
-                `checkpoints/.writing-...`; the first one fetches those of the others, to seal all of them.
+    Publishing  An object appears atomically, but a folder does not. So the manifest of a checkpoint is
+                uploaded last, and a checkpoint without manifest counts as absent, like a run without
+                config.json. If a checkpoint is written again, it is absent until it is complete.
+    Parts       Each process of a job has its own copy. It uploads its shards of a checkpoint to
+                `checkpoints/.writing-...`; process 0 fetches the other shards and seals the checkpoint.
 
-A process that is killed leaves objects that nobody sees; the next owner of the run removes them.
+The objects that a killed process leaves are ignored; the next owner of the run removes them.
 """
 
 import contextlib
@@ -44,7 +45,7 @@ from flaxformer_mt.object_store.owner_lock import OwnerLock
 
 
 class Mirror:
-    """The objects of a store, and the files that have their names in the folder `root`."""
+    """Copies files between an object store and the local folder `root`, by name."""
 
     def __init__(self, store: ObjectStore, root: Path) -> None:
         self.store, self.root = store, root
@@ -54,25 +55,29 @@ class Mirror:
         self.equal: dict[str, list[str | int]] = {}
 
     def is_equal(self, name: str) -> bool:
-        """Whether file and object are both as they were when one was copied to the other."""
+        """Return whether neither the file nor the object has changed since one was copied to the other."""
         path = self.root / name
         return name in self.objects and path.is_file() and self.equal.get(name) == self._describe(name)
 
     def fetch(self, names: Iterable[str]) -> None:
-        """Fetch the objects whose files differ; raises FileNotFoundError if one has been removed since."""
+        """Download the named objects that differ from their files.
+
+        Raises:
+          FileNotFoundError: an object has been removed since the store was listed.
+        """
         wanted = [name for name in names if name in self.objects and not self.is_equal(name)]
         self.store.download((name, self.root / name) for name in wanted)
         self.note(wanted)
 
     def upload(self, names: Iterable[str]) -> None:
-        """Upload files, and look at the store again."""
+        """Upload the named files, and list the store again."""
         names = list(names)
         self.store.upload((self.root / name, name) for name in names)
         self.objects = self.store.list()
         self.note(names)
 
     def note(self, names: Iterable[str]) -> None:
-        """Record that files equal their objects, where there are both."""
+        """Record that the named files and objects are equal now, if both exist."""
         for name in names:
             if name in self.objects and (self.root / name).is_file():
                 self.equal[name] = self._describe(name)
@@ -94,7 +99,7 @@ _NOT_READ = ("tensorboard/", "profile/", "plots/", "wandb/")
 
 
 class _Copy(Mirror):
-    """The copy of one run; `guard` is held while one of its methods runs."""
+    """The local copy of one run; callers hold the lock `guard` while they call a method."""
 
     def __init__(self, url: str) -> None:
         store = ObjectStore(url)
@@ -122,9 +127,8 @@ class _Copy(Mirror):
         self.get(n for n in absent if wanted(n[len(prefix) :]))
 
     def publish(self, folder: Path) -> None:
-        """Upload what has changed in a complete checkpoint or the run, and of the run outside of checkpoints.
-
-        Only the run itself makes a run that is not there.
+        """Upload changed files below `folder` (a complete checkpoint or the run) and outside checkpoints.
+        A run that is not in the store yet is uploaded only if `folder` is the run directory itself.
         """
         if _CONFIG not in self.objects:
             if folder != self.root:
@@ -146,12 +150,12 @@ class _Copy(Mirror):
             self.sweep(f"{within[:-1].replace(_CHECKPOINTS, _WRITING)}-")  # not what a job writes meanwhile
 
     def send_parts(self, folder: Path) -> None:
-        """Upload what this process has written of a hidden folder."""
+        """Upload the files that this process has written to a hidden folder."""
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
         self.store.upload((path, self.name(path)) for path in paths)
 
     def collect_parts(self, folder: Path) -> None:
-        """Fetch what the other processes of the job have uploaded of a hidden folder."""
+        """Fetch the files of a hidden folder that the other processes of the job have uploaded."""
         parts = self.store.list(self.name(folder))
         self.objects |= parts
         self.store.download((n, self.root / n) for n in parts if not (self.root / n).exists())
@@ -161,13 +165,13 @@ class _Copy(Mirror):
             self.owner_lock.check()
 
     def sweep(self, prefix: str) -> None:
-        """Remove what killed processes have left of checkpoints whose names begin so."""
+        """Remove incomplete checkpoints, left by killed processes, whose object names begin with `prefix`."""
         for folder in {_folder_of(n) for n in self.objects if n.startswith(prefix)}:
             if folder + _MANIFEST not in self.objects or _CONFIG not in self.objects:
                 self.remove(folder)
 
     def seen(self) -> set[str]:
-        """Names of the run's files in the store that are of use to somebody."""
+        """Return the names of the run's objects that commands read, without incomplete checkpoints."""
         if _CONFIG not in self.objects:
             return set()
         names = (n for n in self.objects if not _is_hidden(n) and not n.startswith(_NOT_READ))
@@ -176,17 +180,17 @@ class _Copy(Mirror):
         }
 
     def files(self) -> list[str]:
-        """Names of the files that are here, without those that somebody is writing."""
+        """Return the names of the local files, without hidden files, which are still being written."""
         names = (self.name(path) for path in self.root.rglob("*") if path.is_file())
         return [name for name in names if not _is_hidden(name)]
 
     def get(self, names: Iterable[str]) -> None:
-        """Fetch files; of one that was removed meanwhile, whoever needs it says that it is missing."""
+        """Fetch files; a file that was removed meanwhile is reported later, by the code that needs it."""
         with contextlib.suppress(FileNotFoundError):
             self.fetch(names)
 
     def remove(self, folder: str) -> None:
-        """Remove the objects of a checkpoint: the manifest first, with which it ceases to exist."""
+        """Remove a checkpoint's objects, the manifest first, so that the checkpoint is absent at once."""
         self.check_owner()
         names = {n for n in self.objects if n.startswith(f"{folder}/")}
         self.store.remove(sorted(names, key=lambda n: n != folder + _MANIFEST))
@@ -202,7 +206,7 @@ _guard = threading.Lock()
 
 
 def _where_copied(method: Callable[..., None]) -> Callable[..., None]:
-    """Call a method for the copy that a folder belongs to, if it belongs to one."""
+    """Make a function that calls a method of the copy to which a folder belongs, if there is one."""
 
     @functools.wraps(method)
     def call(folder: Path, *arguments: Any) -> None:
@@ -222,9 +226,10 @@ collect_parts = _where_copied(_Copy.collect_parts)
 
 
 def open_copy(run: str | Path) -> Path:
-    """Folder of a run: that of a path, with its ~ expanded, or the local copy of the run at a URL.
+    """Return the folder of a run: for a path, the path with ~ expanded; for a URL, the local copy of the run.
 
-    The copy is made equal to the store, but for the arrays of checkpoints, which follow when they are read.
+    The copy is updated from the store, except for the arrays of checkpoints, which are fetched when they are
+    read.
     """
     if url := find_url(run):
         with _guard:
@@ -238,7 +243,7 @@ def open_copy(run: str | Path) -> Path:
 
 @contextlib.contextmanager
 def own_run(folder: Path) -> Iterator[None]:
-    """Hold the lock of the run in its store while the body runs; upload its changed files at the end."""
+    """Hold the lock of a run in an object store during the body; at its end, upload the changed files."""
     if (copy := _find(folder)) is None:
         yield
         return
@@ -260,7 +265,7 @@ def own_run(folder: Path) -> Iterator[None]:
 
 
 def to_url(folder: Path) -> str:
-    """A text that names a folder to all processes of a job, whose copies differ."""
+    """Return a folder as text that is valid in all processes of a job: URLs replace their local copies."""
     return name_urls(str(folder))
 
 
@@ -281,12 +286,12 @@ def _is_hidden(name: str) -> bool:
 
 
 def _folder_of(name: str) -> str:
-    """checkpoints/5/params/d: checkpoints/5."""
+    """Return the folder of a checkpoint's file: checkpoints/5 for checkpoints/5/params/d."""
     return "/".join(name.split("/")[:2])
 
 
 def _take_folder(url: str) -> tuple[BinaryIO, Path]:
-    """An empty folder for a copy that no other process uses, and the lock that keeps it so."""
+    """Return the lock of an empty folder for a copy, and the folder; no other process uses the folder."""
     for place in (cache_of(url) / str(number) for number in itertools.count()):
         try:
             place.mkdir(parents=True, exist_ok=True)
@@ -312,7 +317,7 @@ _EQUAL = ".equal.json"
 
 
 def fetch_input(path: str | Path) -> Path:
-    """The path with its ~ expanded; for a URL, a local copy of the file or folder there."""
+    """Return a path with ~ expanded; for a URL, return a local copy of the file or folder at the URL."""
     if not (url := find_url(path)):
         return local_path(path)
     above, _, name = url.rpartition("/")
@@ -326,10 +331,10 @@ def fetch_input(path: str | Path) -> Path:
 def fetch_files(
     url: str, folder: Path, *, below: str = "", wanted: Collection[str] | None = None
 ) -> list[str]:
-    """Make files equal to the `wanted` objects (None: all) below a URL; return the names of all objects.
+    """Fetch the `wanted` objects (None: all) below a URL into `folder`; return the names of all objects.
 
-    Files whose objects have the same version as when they were fetched are left as they are, and their times
-    of change with them.
+    Files whose objects have not changed since they were fetched are not fetched again, so they keep their
+    modification times. Files whose objects have been removed are deleted.
     """
     mirror, record = Mirror(ObjectStore(url), folder), folder / _EQUAL
     try:
@@ -351,9 +356,9 @@ def fetch_files(
 
 
 def open_output(path: str | Path, *, empty: bool = False) -> Path:
-    """Expand ~ in a path; for a URL, which must have no files if `empty`, return a local path.
+    """Return a path with ~ expanded; for a URL, return a local path, whose files `publish_output` uploads.
 
-    `publish_output` uploads what is written there.
+    With `empty`, raise UserError if the URL already has files.
     """
     if not (url := find_url(path)):
         return local_path(path)
@@ -369,7 +374,7 @@ def open_output(path: str | Path, *, empty: bool = False) -> Path:
 
 
 def publish_output(path: Path) -> None:
-    """Upload what has been made at a path that `open_output` returned for a URL, and remove it here."""
+    """Upload the file or folder at a path that `open_output` returned for a URL, then delete it locally."""
     if path in _outputs:
         store, name = _outputs.pop(path)
         files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())

@@ -1,7 +1,8 @@
-"""Devices: which there are, how arrays are sharded over them, and how functions are compiled for them.
+"""Devices: finding them, sharding arrays over them, and compiling functions for them.
 
-`Parallel` trains on a mesh, `compile_by_rows` and `SplitParameters` search, and `constrain` is what models
-and kernels say about devices. Imports nothing of the models: `RULES` identify parameters by their paths.
+Training uses `Parallel`; search uses `compile_by_rows` or, if parameters are split over devices,
+`SplitParameters`. Models and kernels shard arrays with the functions of `sharding`, whose `RULES` identify
+parameters by path.
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ from flaxformer_mt.parallel.rows_per_device import (
 
 
 def make_parallel(config: Config, *, devices: Sequence[jax.Device] | None = None) -> Parallel:
-    """Return the mesh that the config selects, over the given devices or those of all processes."""
+    """Return the mesh that the config selects, over `devices` or the training devices of all processes."""
     devices = training_devices() if devices is None else devices
     platform = devices[0].platform
     layout = choose_layout(

@@ -1,8 +1,9 @@
-"""Compile time, options of the compiler, and programs that are kept on disk.
+"""Compile time, compiler options, and a cache of compiled programs on disk.
 
-JAX's own cache keeps what the compiler makes, but a new process traces and lowers each function again. A kept
-program is loaded without that: with a base-size network, `translate` of one line takes 2.6 s of processor
-time instead of 6.8 s with JAX's cache alone, and each batch shape of an update 2 s less (Xeon with AMX).
+JAX's own cache stores the output of the compiler, but each new process must trace and lower every function
+again. The programs that this module caches are loaded without tracing and lowering. With a base-size network,
+`translate` of one line then takes 2.6 s of processor time instead of 6.8 s with JAX's cache alone, and each
+batch shape of the training step takes 2 s less (Xeon with AMX).
 """
 
 import contextlib
@@ -31,7 +32,7 @@ _COMPILING = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/comp
 
 
 class CompileClock:
-    """A context manager that measures compile time; what threads compile at the same time counts once."""
+    """A context manager that measures compile time; threads that compile at the same time count once."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._start = clock, clock()
@@ -45,12 +46,12 @@ class CompileClock:
             return sum(end - start for start, end in self._compiled)
 
     def working(self) -> float:
-        """Return the time of a clock that stands still while programs are compiled."""
+        """Return the time of a clock that stops while programs are compiled."""
         return self._clock() - self.compiling()
 
     @contextlib.contextmanager
     def compiling_beside(self) -> Iterator[None]:
-        """Count no compile time meanwhile: nothing waits for it."""
+        """Count no compile time during the body, which compiles in the background."""
         self._beside = True
         try:
             yield
@@ -58,7 +59,7 @@ class CompileClock:
             self._beside = False
 
     def listen(self, event: str, duration_secs: float, **_: str | int) -> None:
-        """Add the time of an event that ends now, less what others, in other threads, have of it."""
+        """Add the duration of an event that ends now; times that overlap with other threads count once."""
         if self._beside or event not in _COMPILING:
             return
         with self._lock:
@@ -77,10 +78,10 @@ class CompileClock:
 
 
 def default_compiler_options(platform: str) -> dict[str, str | bool]:
-    """Return the options that the package sets itself.
+    """Return the compiler options that the package sets for a platform.
 
-    On GPUs, numbers that the model rounds to bfloat16 are rounded: XLA would keep them in float32 from kernel
-    to kernel, and move twice the bytes.
+    On GPUs, XLA must really round the numbers that the model rounds to bfloat16. By default it may keep them
+    in float32 between kernels, which moves twice as many bytes.
     """
     return {"xla_allow_excess_precision": False} if platform in ("gpu", "cuda") else {}
 
@@ -97,9 +98,10 @@ _UNRELATED = ("jax_compilation_cache", "jax_persistent_cache", "jax_enable_compi
 
 
 def kept_folder() -> Path | None:
-    """Return the folder of kept files; None if programs are not kept.
+    """Return the folder of cached programs; None if programs are not cached.
 
-    They are not where JAX keeps none, where others can write, and in a job of several processes.
+    They are not cached if JAX's own cache is off, if other users can write to the folder, or in a job of
+    several processes.
     """
     settings = jax.config.values
     folder = settings["jax_compilation_cache_dir"]
@@ -111,7 +113,7 @@ def kept_folder() -> Path | None:
 
 
 def keep_json(kind: str, dependencies: Any, make: Callable[[], Any]) -> Any:
-    """The JSON value that `make` returned in this process or an earlier one for equal dependencies."""
+    """Return the JSON value of `make()`, cached on disk for later processes with equal dependencies."""
     made = functools.cache(lambda: json.loads(json.dumps(make())))
     return _keep(_find_path(kind, dependencies), lambda folder: made(), lambda folder, value: value, made)
 
@@ -125,16 +127,20 @@ def lower_kept(
     results: Any = None,
     check: bool = True,
 ) -> Callable[[], Callable[..., Any]]:
-    """Load a kept program, or trace it; return what compiles and keeps it if need be, in any thread.
+    """Load a program from the cache on disk, or trace it.
+
+    Returns a function that returns the compiled program and may be called in any thread. If the program was
+    not cached, this function compiles it and writes it to the cache.
 
     Args:
       function: a result of `jax.jit`, without static arguments.
-      arguments: arrays, or their shapes, with the dtypes and shardings of all later calls; the program may be
-        run on them, with zeros in place of shapes. Those that are donated are shapes.
+      arguments: arrays or ShapeDtypeStructs with the shapes, dtypes and shardings of all later calls. The
+        check runs the program on these arguments, with zeros in place of ShapeDtypeStructs; arguments that
+        are donated must be ShapeDtypeStructs.
       dependencies: what the program depends on, apart from its arguments, this package, JAX and the machine.
-      devices: the devices that the program runs on.
-      results: a tree with the structure of the results. None: they are a tuple of arrays.
-      check: whether a copy must give the same results before it is kept.
+      devices: the devices on which the program runs.
+      results: a tree with the structure of the results; None: the results are a tuple of arrays.
+      check: whether to cache a program only after its serialized copy has given the same results.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(arguments)
     shapes = [[jax.tree_util.keystr(path), str(x.dtype), list(x.shape)] for path, x in leaves]
@@ -169,7 +175,7 @@ def lower_kept(
 def _keep(
     path: Path | None, build: Callable[[Path], Any], load: Callable[..., Any], make: Callable[[], Any]
 ) -> Any:
-    """Load what is kept, or build it; where nothing can be written or read, return what `make` makes."""
+    """Load the cached folder at `path`, or build it first; if the folder is not usable, return `make()`."""
     # No space, no permission, a program without a copy, or one of another JAX in spite of its name.
     with contextlib.suppress(OSError, ValueError, TypeError, RuntimeError):
         if path is not None:
@@ -180,7 +186,7 @@ def _keep(
 
 
 def _touch(path: Path) -> None:
-    """Mark what is kept as used, and remove what was used longest ago."""
+    """Mark a cache entry as just used, and remove the entries that were used longest ago."""
     with contextlib.suppress(OSError):  # a folder that may only be read
         os.utime(path)
         files = [(path.stat().st_mtime, path) for path in path.parent.glob("[!.]*")]
@@ -197,7 +203,10 @@ def _write(
     *,
     check: bool,
 ) -> None:
-    """Write a program once its copy has given the same results; some devices' programs cannot be copied."""
+    """Write a program to a cache folder; with `check`, only if its serialized copy gives the same results.
+
+    On some devices, programs cannot be serialized.
+    """
     from jax.experimental.serialize_executable import serialize
 
     program, _, structure = serialize(compiled)
@@ -236,9 +245,9 @@ def _load(
 
 @contextlib.contextmanager
 def _outside_of_jax_cache() -> Iterator[None]:
-    """Keep programs out of JAX's cache: a program that came from there cannot be copied on CPUs.
+    """Disable JAX's own cache during the body, since on CPUs a program from that cache cannot be serialized.
 
-    Several threads may be inside; the first and the last of them change the setting.
+    Several threads may be inside at the same time: the first changes the setting, and the last restores it.
     """
     global _num_outside, _cached_from
     name = "jax_persistent_cache_min_compile_time_secs"
@@ -295,7 +304,7 @@ _TRACED = ("model", "kernels", "search", "decoding", "training", "parallel") + t
 
 @functools.cache
 def _digest_code() -> str:
-    """Digest the modules that programs are traced from: a checkout may change without its version."""
+    """Return a digest of the modules that programs are traced from, which may change within a version."""
     package = Path(__file__).parents[1]
     digest = hashlib.blake2b(digest_size=16)
     for wing in _TRACED:

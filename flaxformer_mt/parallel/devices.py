@@ -1,4 +1,4 @@
-"""Names of devices, their memory, and the compilation cache on disk."""
+"""Names and memory of devices, device layouts, and JAX's compilation cache."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ _MEMORY_VARIABLE = "FLAXFORMER_MT_DEVICE_MEMORY"
 
 
 def find_devices() -> list[jax.Device]:
-    """Return the devices of all processes; whoever asks for JAX's first device asks here."""
+    """Return the devices of all processes, as `jax.devices` does; raise UserError if JAX finds none."""
     try:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:  # an assertion: JAX_PLATFORMS names none that is here
@@ -36,7 +36,7 @@ def default_platform() -> str:
 
 
 def describe_devices(devices: Iterable[jax.Device], process_count: int = 1) -> str:
-    """Return `8 x NVIDIA H200` or `AMD EPYC (2 cores)`, with `of 2 processes` if there are several."""
+    """Describe devices, as in `8 x NVIDIA H200 of 2 processes` or `AMD EPYC (2 cores)`."""
     devices = list(devices)
     several = f" of {process_count} processes" if process_count > 1 else ""
     if devices[0].platform != "cpu":
@@ -46,7 +46,7 @@ def describe_devices(devices: Iterable[jax.Device], process_count: int = 1) -> s
 
 
 def device_memory(device: jax.Device) -> tuple[int, int] | None:
-    """Return the bytes of memory of a device that JAX may use and those in use; None: it does not tell."""
+    """Return the bytes of a device's memory that JAX may use, and the bytes in use; None if unknown."""
     if _MEMORY_VARIABLE in os.environ:
         text = os.environ[_MEMORY_VARIABLE]
         if not text.isascii() or not text.isdigit():
@@ -59,18 +59,18 @@ def device_memory(device: jax.Device) -> tuple[int, int] | None:
 
 
 def choose_dtype(trained: str) -> str:
-    """Return the dtype in which a trained model is run unless the user names one: that of its training.
+    """Return the default dtype in which a trained model runs; `trained` is the dtype of its training.
 
-    On a CPU that multiplies bfloat16 no faster than float32 it is float32.
+    It is float32 on a CPU that multiplies bfloat16 no faster than float32, and `trained` otherwise.
     """
     return "float32" if default_platform() == "cpu" and slow_bfloat16_reason() else trained
 
 
 def enable_compilation_cache(directory: Path) -> None:
-    """Keep compiled programs on disk, so that the same command starts faster the next time.
+    """Make JAX cache compiled programs in `directory`, so that the same command starts faster the next time.
 
-    A directory set through JAX's own variable, JAX_COMPILATION_CACHE_DIR, takes precedence. Without write
-    access to the directory, or where others have it, programs are compiled anew each time.
+    A directory in the environment variable JAX_COMPILATION_CACHE_DIR takes precedence. If this user cannot
+    write to the directory, or other users can, nothing is cached.
     """
     if given := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         if "://" not in given and not is_private(Path(given)):
@@ -105,7 +105,7 @@ class DeviceLayout(NamedTuple):
         return self.data * self.fsdp
 
     def describe(self) -> str:
-        """Return a description for the log: `pmap over 8 devices`, `mesh of data 2 x fsdp 2 x tensor 2`."""
+        """Describe the layout: `pmap over 8 devices`, `mesh of data 2 x fsdp 2 x tensor 2`."""
         if self.device_count == 1:
             return "one device"
         if self.backend == "pmap":
@@ -116,10 +116,13 @@ class DeviceLayout(NamedTuple):
 def choose_layout(
     config: Config, *, device_count: int, process_count: int = 1, platform: str = ""
 ) -> DeviceLayout:
-    """Return the layout that the config selects for a number of devices; refuse invalid axes and sizes.
+    """Return the layout that the config selects for a number of devices.
 
-    Backend auto is pmap for plain data parallelism over several devices, and mesh otherwise: with fsdp or
-    tensor above 1, and on one device, where it is plain jit.
+    Backend auto is pmap for pure data parallelism over several devices; otherwise, with fsdp or tensor above
+    1 or on one device, it is mesh.
+
+    Raises:
+      UserError: the axes do not fit the number of devices, or do not divide the sizes of the model.
     """
     parallel = config.parallel
     data, fsdp, tensor = _fill_axes(config, device_count, process_count)

@@ -1,8 +1,8 @@
-"""`Parallel`: a mesh over the axes data, fsdp and tensor, how arrays lie on it, and programs for it.
+"""`Parallel`: a mesh of devices with the axes data, fsdp and tensor, its arrays, and its programs.
 
 The rows of a batch are split over data and fsdp: each device runs the same program on its own rows
-(`Parallel.over_rows`), and sums are added up once. Parameters are whole (backend pmap), or split over fsdp
-and tensor; over tensor, XLA splits the products.
+(`Parallel.over_rows`), and the results are added up once. Parameters are replicated (backend pmap) or split
+over fsdp and tensor. XLA splits matrix products over tensor.
 """
 
 import dataclasses
@@ -39,9 +39,9 @@ _MAX_DIMENSIONS = 4
 
 
 class Parallel:
-    """Devices that share the work: transfers arrays to and from them, and compiles programs for them.
+    """A mesh of devices: transfers arrays to and from the devices, and compiles programs for them.
 
-    Arrays on the devices have their global shapes. With several processes, all processes make the same calls
+    Arrays on the devices have global shapes. With several processes, all processes must make the same calls
     in the same order.
     """
 
@@ -61,20 +61,20 @@ class Parallel:
 
     @property
     def row_share(self) -> tuple[int, ...]:
-        """Which of the `layout.row_parts` equal parts of a batch's rows this process holds, by index.
+        """The parts of a batch's rows that this process holds, as indices below `layout.row_parts`.
 
-        Two processes of two devices each, data 4: (0, 1) on the first and (2, 3) on the second.
+        With two processes of two devices each and data 4, it is (0, 1) in process 0 and (2, 3) in process 1.
         """
         return tuple(n for n, holders in enumerate(self._row_holders()) if jax.process_index() in holders)
 
     @property
     def row_factor(self) -> int:
-        """Ratio of the rows of a whole batch to the rows of this process."""
+        """The number of rows of a whole batch, divided by the number of rows in this process."""
         return self.layout.row_parts // len(self.row_share)
 
     @property
     def counts_rows(self) -> bool:
-        """Whether this process is the first that holds its rows: each row is counted by one process only."""
+        """Whether this process counts its rows; of processes with the same rows, only the first does."""
         return all(min(self._row_holders()[part]) == jax.process_index() for part in self.row_share)
 
     def _row_holders(self) -> list[set[int]]:
@@ -82,15 +82,15 @@ class Parallel:
         return [{device.process_index for device in devices} for devices in parts]
 
     def sharding_of(self, path: str, shape: tuple[int, ...]) -> NamedSharding:
-        """Return the sharding of an array of parameters, a state or results, by its path in the tree."""
+        """Return the sharding of an array in a tree of parameters, a state or results, from its path."""
         return NamedSharding(self.mesh, spec_of(path, shape, self._sizes))
 
     def put(self, batch: Any) -> Any:
-        """Split a batch by rows over the devices; of several processes, each passes its `row_share` only."""
+        """Split a batch by rows over the devices; each of several processes passes only its `row_share`."""
         return jax.tree.map(self._put_rows, batch)
 
     def _put_rows(self, array: np.ndarray) -> jax.Array:
-        """Transfer an array [rows, ...] of a batch, from the rows that this process holds."""
+        """Transfer an array [rows, ...] of a batch; `array` has only the rows of this process."""
         sharding, share = NamedSharding(self.mesh, _ROWS), self.row_share
         if len(share) == self.layout.row_parts:
             return jax.device_put(array, sharding)
@@ -111,10 +111,11 @@ class Parallel:
     def compile(
         self, function: Callable[..., Any], *, donate: tuple[int, ...] = (), partial: bool = False
     ) -> Callable[..., Any]:
-        """Compile a function for the devices; its results are sharded by their paths, as states are.
+        """Compile a function for the devices; its results are sharded by `sharding_of`.
 
-        `donate` are indices of the arguments whose memory the results may reuse; with `partial`, arguments
-        and results are partial sums, see `over_rows`.
+        Args:
+          donate: the indices of the arguments whose memory the results may reuse.
+          partial: whether the results are partial sums of a function from `over_rows`.
         """
 
         def sharded(*arguments: Any) -> Any:
@@ -127,16 +128,17 @@ class Parallel:
     def over_rows(
         self, function: Callable[..., Any], *, batch: int, partial: bool = False
     ) -> Callable[..., Any]:
-        """Return a function of whole arrays that adds up what each device computes for its own rows.
+        """Return a function of global arrays that runs `function` on each device and adds up the results.
 
-        The function is called with one device's rows of the batch, with its part of each parameter that is
-        split over fsdp (`sharding.gather` makes it whole), and with the index `part` of its rows;
-        None: it gets all rows. Gradients of split parameters are parts as well; all other results are sums
-        over the rows.
+        On each device, `function` is called with the device's rows of the batch, with its part of each
+        parameter that is split over fsdp (`sharding.gather` makes it whole), and with the keyword argument
+        `part`, the index of its rows (None: a single device has all rows). Gradients of split parameters are
+        split in the same way; all other results are sums over all rows.
 
         Args:
-          batch: index of the argument that is a batch; the others are parameters or the same for all rows.
-          partial: leave the sum over the axis data to `sum_parts`: results are [data, ...] if data exceeds 1.
+          batch: the index of the argument that is a batch; the others are parameters or equal for all rows.
+          partial: whether to leave the sum over the axis data to `sum_parts`; if data exceeds 1, the results
+            then have a first axis data.
         """
         if self.device_count == 1:
             return lambda *arguments: function(*arguments, part=None)
@@ -196,25 +198,25 @@ class Parallel:
         return jax.tree.map(lambda x: x.sum(0), tree) if self.layout.data > 1 else tree
 
     def describe_parameters(self, params: Any) -> list[str]:
-        """Return lines for the log on how parameters (arrays or shapes) are split; none if replicated."""
+        """Return log lines on how the parameters (arrays or shapes) are split; [] if they are replicated."""
         if self.layout.backend == "pmap" or self.device_count == 1:
             return []
         shapes = {path: np.shape(leaf) for path, leaf in flatten_tree(params).items()}
         return describe_placements(choose_placements(shapes, self._sizes), self._sizes)
 
     def shardings(self, tree: Any) -> Any:
-        """Return `sharding_of` for every leaf of a tree of arrays or shapes."""
+        """Return a tree with the sharding of each leaf of a tree of arrays or shapes; see `sharding_of`."""
         leaves = flatten_tree(tree)
         return unflatten_like(
             tree, {path: self.sharding_of(path, np.shape(leaf)) for path, leaf in leaves.items()}
         )
 
     def place_shapes(self, shapes: Any) -> Any:
-        """Return the shapes of a parameter tree or a state, each with its sharding."""
+        """Add the shardings to a tree of shapes of parameters or a state."""
         return with_shardings(shapes, self.shardings(shapes))
 
     def partial_shardings(self, tree: Any) -> Any:
-        """Return the shardings of partial sums: those of `shardings` after an axis split over data."""
+        """Return the shardings of partial sums [data, ...]: as in `shardings`, but the first axis is data."""
         leaves = flatten_tree(tree)
         if self.layout.data == 1:
             return self.shardings(tree)
@@ -225,7 +227,7 @@ class Parallel:
         )
 
     def init(self, function: Callable[..., T], *arguments: Any, donate: tuple[int, ...] = ()) -> T:
-        """Compute a function directly into its sharding; the values do not depend on the devices."""
+        """Call a function and create its results already sharded; their values do not depend on devices."""
         shapes = jax.eval_shape(function, *arguments)
         return jax.jit(function, out_shardings=self.shardings(shapes), donate_argnums=donate)(*arguments)
 
@@ -233,7 +235,7 @@ class Parallel:
         return jax.tree.map(place_host_array, tree, self.shardings(tree))
 
     def fetch(self, tree: Any) -> Any:
-        """Return the values as whole numpy arrays on the host; blocks until they are computed."""
+        """Return the arrays of a tree as whole numpy arrays on the host; waits until they are computed."""
         leaves = jax.tree.leaves(tree)
         for leaf in leaves:
             if isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
@@ -253,13 +255,13 @@ class Parallel:
         return self.mesh.size
 
     def memory(self) -> int | None:
-        """Return the peak memory in bytes of any device of this process; None: unknown, as on CPUs."""
+        """Return the highest peak memory, in bytes, of this process's devices; None: unknown, as on CPUs."""
         statistics = [device.memory_stats() or {} for device in self.mesh.local_devices]
         peaks = [found["peak_bytes_in_use"] for found in statistics if "peak_bytes_in_use" in found]
         return max(peaks, default=None)
 
     def memory_limit(self) -> int | None:
-        """Return the bytes that a program may use on every device of this process; None: unknown."""
+        """Return how many bytes a program may use on each device of this process; None: unknown."""
         found = [device_memory(device) for device in self.mesh.local_devices]
         return min((memory[0] for memory in found if memory is not None), default=None)
 
@@ -276,7 +278,7 @@ def with_shardings(shapes: Any, shardings: Any) -> Any:
 
 
 def place_host_array(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    """Transfer a host array that every process has to the devices of all processes."""
+    """Transfer a host array, which all processes have, to the devices of all processes."""
     if jax.process_count() == 1:
         return jax.device_put(leaf, sharding)
     host = np.asarray(gather_leaf(leaf))
@@ -288,14 +290,15 @@ def _sum_over(axes: Sequence[str], group: dict[str, Any]) -> dict[str, Any]:
 
 
 class SplitParameters:
-    """A mesh over which the parameters of a model are split, and programs that use them.
+    """A mesh over which the parameters of a model are split for search.
 
-    All devices compute all rows together. Activations are split as the parameters are, so that programs send
-    activations between devices, and never parameters. All processes make the same calls with the same arrays.
+    All devices compute all rows together. Activations are split like the parameters, so that programs send
+    activations between devices, but never parameters. All processes must make the same calls with the same
+    arrays.
     """
 
     def __init__(self, parallel: Parallel) -> None:
-        """Name the axes of a training's mesh as search splits over them."""
+        """Make a mesh for search from the devices of a training mesh."""
         devices = parallel.mesh.devices
         # Programs find the axis of parameters under another name: they split activations along it as well.
         self._mesh = Mesh(devices.reshape(-1, *devices.shape[1:]), ("data", "width", "tensor"))
@@ -319,7 +322,7 @@ class SplitParameters:
         )
 
     def digest(self, params: Any) -> str:
-        """Return a digest of arrays that several processes hold, all of which call it; "" if there is one."""
+        """Return a digest of arrays that several processes hold, which all call it; "" with one process."""
         if process_count() == 1:
             return ""
         return b" ".join(exchange(digest_leaves(params).encode())).decode()
@@ -332,9 +335,9 @@ class SplitParameters:
         donate: tuple[int, ...] = (),
         **options: Any,
     ) -> Callable[..., Any]:
-        """Compile function(params, *arrays, **static); arrays and results are whole on every device.
+        """Compile function(params, *arrays, **static); arrays and results are replicated on all devices.
 
-        The arguments are those of `compile_by_rows`.
+        The arguments are as in `compile_by_rows`.
         """
 
         def on_mesh(params: Any, *arrays: Any, **static: Any) -> Any:
@@ -346,14 +349,17 @@ class SplitParameters:
 
 
 def place_parameters(params: Any, spread: bool | SplitParameters) -> Any:
-    """Put parameters where programs expect them: split, whole on every local device, or on the first one."""
+    """Put parameters on devices: split, replicated on all local ones (True), or on the first one (False)."""
     if isinstance(spread, SplitParameters):
         return spread.place(params)
     return replicate_locally(params) if spread else jax.device_put(params)
 
 
 def split_as_trained(parallel: Parallel, parameter_bytes: int) -> SplitParameters | None:
-    """Return a training's mesh for a search, or None if each device has room; all processes call it."""
+    """Return a search mesh with the layout of training; None if parameters are whole or fit on each device.
+
+    All processes call it together.
+    """
     layout = parallel.layout
     if layout.fsdp * layout.tensor == 1:
         return None
@@ -361,10 +367,10 @@ def split_as_trained(parallel: Parallel, parameter_bytes: int) -> SplitParameter
 
 
 def split_for_search(config: Config, parameter_bytes: int) -> SplitParameters | None:
-    """Return a mesh of all devices for a search, or None if each device has room for the parameters.
+    """Return a search mesh over all devices; None if the parameters fit on each device.
 
-    The layout is that of the config if it splits parameters and fits the devices, or else fsdp. All processes
-    call it together.
+    If the config's layout splits parameters and fits the devices, it is used; otherwise parameters are split
+    over fsdp. All processes call it together.
     """
     if jax.device_count() == 1 or _fits_on_each_device(parameter_bytes):
         return None
@@ -382,6 +388,6 @@ def split_for_search(config: Config, parameter_bytes: int) -> SplitParameters | 
 
 
 def _fits_on_each_device(parameter_bytes: int) -> bool:
-    """Return whether each device of all processes has memory for the parameters, and as much for the rest."""
+    """Return whether each device of all processes has free memory for twice the size of the parameters."""
     known = filter(None, map(device_memory, jax.local_devices()))
     return not any_process(any(2 * parameter_bytes > total - used for total, used in known))

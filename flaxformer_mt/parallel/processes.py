@@ -1,6 +1,6 @@
-"""Several processes in one job, by jax.distributed: connection, messages, barriers and common decisions.
+"""Jobs of several processes with jax.distributed: connection, messages, barriers and common decisions.
 
-With one process, all functions return without communication. JAX ends a process when another one has died.
+With one process, all functions work without communication. If one process dies, JAX ends the others.
 """
 
 import contextlib
@@ -38,10 +38,18 @@ def connect(
     process: int | None = None,
     detect: bool = False,
 ) -> None:
-    """Join the processes of a job; do nothing if no argument is given. Call it before any computation.
+    """Connect this process with the other processes of a job. Call it before any computation.
 
-    `coordinator` is HOST:PORT of process 0. With `detect`, JAX finds the three values, on Slurm, GKE, TPU
-    pods and under Open MPI.
+    Without arguments, this does nothing.
+
+    Args:
+      coordinator: HOST:PORT of process 0.
+      processes: the number of processes.
+      process: the number of this process, from 0.
+      detect: whether JAX finds these three values, on Slurm, GKE, TPU pods or under Open MPI.
+
+    Raises:
+      UserError: an argument is missing or invalid, or the connection fails.
     """
     arguments = {"--coordinator": coordinator, "--processes": processes, "--process": process}
     missing = [name for name, value in arguments.items() if value is None]
@@ -83,9 +91,9 @@ def connect(
 
 
 def _explain_aborts() -> None:
-    """Explain why JAX aborts this process, as it does once another one of the job has died.
+    """Install a handler that explains why JAX aborts this process after another process of the job has died.
 
-    The abort comes from a C++ thread, in which Python's own signal handlers do not run.
+    The handler is a C callback, since the abort comes from a C++ thread, where Python's handlers do not run.
     """
     stream = sys.stderr  # the current one: it may be redirected later
 
@@ -113,9 +121,9 @@ _failed = False
 
 
 def _reserve_standard_output() -> None:
-    """Reserve standard output for results: the libraries below JAX print there when processes connect.
+    """Reserve standard output for results, since libraries that JAX uses print there when processes connect.
 
-    File descriptor 1 becomes standard error, and `sys.stdout` a copy of the original standard output.
+    File descriptor 1 becomes standard error, and `sys.stdout` becomes a copy of the original standard output.
     """
     sys.stdout.flush()
     stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, newline="\n")
@@ -124,7 +132,7 @@ def _reserve_standard_output() -> None:
 
 
 def is_first() -> bool:
-    """Process 0 writes files and prints messages."""
+    """Return whether this is process 0, which writes files and prints messages."""
     return process_index() == 0
 
 
@@ -139,7 +147,7 @@ def process_count() -> int:
 
 
 def exchange(message: bytes) -> list[bytes]:
-    """The messages of all processes, by process index; all processes call it together."""
+    """Return the messages of all processes, in order of process index; all processes call it together."""
     if jax.process_count() == 1:
         return [message]
     from jax.experimental import multihost_utils
@@ -152,14 +160,15 @@ def exchange(message: bytes) -> list[bytes]:
 
 
 def any_process(value: bool) -> bool:
-    """Whether the value is true in any process; all processes call it together."""
+    """Return whether the value is true in any process; all processes call it together."""
     return any(message == b"1" for message in exchange(b"1" if value else b"0"))
 
 
 def decide_once(decide: Callable[[], T]) -> T:
-    """In all processes the JSON values that `decide` returns in process 0; all processes call it together.
+    """Call `decide` in process 0 only; return its result, a JSON value, in all processes.
 
-    Other processes do not call `decide`: what they would read from a shared disk may be older or newer.
+    All processes call `decide_once` together. Other processes do not call `decide`, since on a shared disk
+    they might see an older or newer state. A UserError of `decide` is raised in all processes.
     """
     if process_count() == 1:
         return decide()
@@ -176,9 +185,9 @@ def decide_once(decide: Callable[[], T]) -> T:
 
 
 def work_in_all(work: Callable[[], T], *, what: str) -> T:
-    """Return `work()`, once it has succeeded in all processes: "process 1 of 2 cannot WHAT: ...".
+    """Return `work()` after it has succeeded in all processes, which call this function together.
 
-    All processes call it together.
+    If it fails in one process, all processes raise a UserError: "process 1 of 2 cannot WHAT: ...".
     """
     if process_count() == 1:
         return work()
@@ -202,10 +211,10 @@ def wait_for_all(name: str, *, seconds: float = _BARRIER_TIMEOUT) -> None:
 
 
 def let_first_conclude(name: str, report: str, conclude: Callable[[list[str]], str]) -> str:
-    """Return, in all processes, what `conclude` makes of the reports of all processes in process 0.
+    """Call `conclude` in process 0 with the reports of all processes; return its result in all processes.
 
-    Uses no device: a thread of each process may call it while the processes compute. `name` distinguishes
-    calls of different kinds, and those of one kind are in the same order in all processes.
+    No device is used, so that a thread of each process may call this while the processes compute. `name`
+    distinguishes calls of different kinds; calls of one name have the same order in all processes.
     """
     if process_count() == 1:
         return conclude([report])
@@ -229,13 +238,13 @@ _barrier_visits: dict[str, int] = {}
 
 
 def _count_visit(name: str) -> int:
-    """How many times this process has reached a barrier: each barrier can be passed only once."""
+    """Return how many times this process has reached a barrier, since JAX needs a new name for each visit."""
     _barrier_visits[name] = _barrier_visits.get(name, 0) + 1
     return _barrier_visits[name]
 
 
 def first_then_others(make: Callable[[], T], *, name: str) -> T:
-    """Return `make()`; process 0 calls it first and alone, so that the others find what it has written."""
+    """Return `make()`; process 0 calls it first, so that the others find the files that it writes."""
     if is_first():
         made = make()
         wait_for_all(name)
@@ -246,9 +255,9 @@ def first_then_others(make: Callable[[], T], *, name: str) -> T:
 
 @contextlib.contextmanager
 def work_together() -> Iterator[None]:
-    """Run the body as one job of several processes: process 0 prints, and all processes end together.
+    """Run the body as a job of several processes, which all end together.
 
-    Standard error of the other processes is discarded; their exceptions are still raised.
+    The standard error of all processes but process 0 is discarded; their exceptions are still raised.
     """
     with _quiet(not is_first()):
         try:

@@ -1,7 +1,7 @@
 """Programs with independent rows, such as translation: each local device computes its own rows.
 
-Contains the mesh of this process's devices. These programs communicate with no other process or device, so a
-loop ends on each device as soon as its own rows are done.
+The programs run on the devices of this process and do not communicate between devices, so that a loop ends on
+each device as soon as the device's own rows are done.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ _split_cores = False
 
 
 def training_devices() -> list[jax.Device]:
-    """Return the devices of a training: all, but one a process where we have made the cores devices.
+    """Return the devices for training: all devices, or one per process after `use_cpu_cores_as_devices`.
 
-    So a model that was loaded before, in a notebook, changes nothing of what is trained.
+    So training gives the same results if a model was loaded before, for example in a notebook.
     """
     devices = find_devices()
     if not _split_cores or devices[0].platform != "cpu":
@@ -40,11 +40,11 @@ def training_devices() -> list[jax.Device]:
 
 
 def use_cpu_cores_as_devices() -> None:
-    """Make each of the first four CPU cores a device, so that each runs its own loop.
+    """Make up to four CPU cores separate devices, so that each core runs its own loop.
 
-    Cores that share every matrix product of a short step wait for each other; cores with separate rows do
-    not. Call it before any computation: later, or if XLA_FLAGS or JAX_NUM_CPU_DEVICES set the number of
-    devices, it has no effect. Each device holds its own copy of the parameters, hence the maximum of four.
+    In short steps, cores that share a matrix product wait for each other; cores with separate rows do not.
+    Call this before any computation: later, or if XLA_FLAGS or JAX_NUM_CPU_DEVICES set the number of devices,
+    it has no effect. The maximum is four because each device has its own copy of the parameters.
     """
     option, flags = "jax_num_cpu_devices", os.environ.get("XLA_FLAGS", "")
     if getattr(jax.config, option) > 0 or "xla_force_host_platform_device_count" in flags:
@@ -56,7 +56,7 @@ def use_cpu_cores_as_devices() -> None:
 
 
 def local_device_count() -> int:
-    """Return the number of devices of this process; `compile_by_rows` needs a multiple of it as rows."""
+    """Return the number of devices of this process; with `compile_by_rows`, rows must be a multiple of it."""
     return jax.local_device_count()
 
 
@@ -69,9 +69,9 @@ def split_rows() -> NamedSharding:
 
 
 def replicate_locally(tree: Any) -> Any:
-    """Replicate arrays on every local device; they may be sharded over a mesh of several processes.
+    """Replicate arrays on every local device; they may be sharded over the devices of several processes.
 
-    With several processes, all processes call it together.
+    All processes call it together.
     """
     replicated = _replicated()
     if jax.process_count() == 1:
@@ -80,7 +80,7 @@ def replicate_locally(tree: Any) -> Any:
 
 
 def replicated_shapes(tree: Any) -> Any:
-    """Return the shapes and shardings of the result of `replicate_locally` for arrays of these shapes."""
+    """Return the shapes and shardings that `replicate_locally` gives to arrays of these shapes."""
     place = _replicated()
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
 
@@ -98,13 +98,14 @@ def compile_by_rows(
     donate: tuple[int, ...] = (),
     **options: Any,
 ) -> Callable[..., Any]:
-    """Compile function(params, *arrays, **static) whose arrays and results all have rows as their first axis.
+    """Compile function(params, *arrays, **static); the first axis of all arrays and results must be rows.
 
-    Each local device runs the function on its part of the rows; parameters come from `replicate_locally`.
+    Each local device runs the function on its part of the rows. The parameters must come from
+    `replicate_locally`.
 
     Args:
-      static_argnames: names of the arguments in `static`, which are compile-time constants.
-      donate: indices of the arguments whose memory the results may reuse; params is number 0.
+      static_argnames: the names of the arguments in `static`, which are compile-time constants.
+      donate: the indices of the arguments whose memory the results may reuse; params is number 0.
       options: further options of `jax.jit`.
     """
     options |= {"static_argnames": static_argnames, "donate_argnums": donate}

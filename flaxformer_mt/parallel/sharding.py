@@ -1,9 +1,9 @@
-"""Sharding inside a traced program, by the letters of axes: all that models and kernels say about devices.
+"""Sharding inside a traced program, where models and kernels name the axes of arrays by letters: "BTD".
 
-The mesh is the one in JAX's context (`jax.sharding.get_abstract_mesh`). Training splits the rows of a batch,
-and parameters over fsdp, by `Parallel.over_rows`: a program sees its own rows and its own part of each
-parameter. The other axes of the mesh are left to XLA. Without a mesh, as on one device, all functions do
-nothing.
+The mesh comes from JAX's context (`jax.sharding.get_abstract_mesh`). In training, `Parallel.over_rows` splits
+the rows of a batch, and parameters over fsdp, so a program sees only its own rows and its own part of each
+parameter. XLA splits arrays over the other axes of the mesh. Without a mesh, as on one device, all functions
+do nothing.
 """
 
 import math
@@ -26,7 +26,7 @@ _GATHERED = "fsdp"
 
 
 def constrain(x: Array, letters: str) -> Array:
-    """Pin the sharding of an activation by the letters of its axes, as in constrain(x, "BTD")."""
+    """Constrain the sharding of an activation by the letters of its axes, as in constrain(x, "BTD")."""
     return jax.lax.with_sharding_constraint(x, _make_spec(x.shape, letters)) if is_split() else x
 
 
@@ -35,9 +35,9 @@ def is_split() -> bool:
 
 
 def gather(parameter: Array, letters: str) -> Array:
-    """Gather a parameter of which the program has a part along D, by the letters of its axes.
+    """Gather a parameter if the program has only a part of it along axis D; `letters` name its axes.
 
-    The gradient is summed over the devices, and each receives its part of the sum.
+    In the backward pass, the gradient is summed over the devices, and each device receives its part of it.
     """
     if not is_gathered(letters):
         return parameter
@@ -51,11 +51,11 @@ def gather(parameter: Array, letters: str) -> Array:
 
 
 def gather_after(earlier: tuple[Array, str], parameter: Array, letters: str) -> Array:
-    """Gather a parameter as `gather` does, but not before an array, with its letters, has been computed.
+    """Gather a parameter as `gather` does, but only after the array of `earlier` has been computed.
 
-    XLA's CPU compiler removes barriers before it decides on the order of a program, and would use the copy
-    that was gathered for the forward pass. It cannot know that the minimum is always 0 (or NaN, where the
-    update is not finite anyway, and is skipped).
+    `earlier` is an array with its letters. To force this order, a term that is always 0 is added, which
+    depends on the array: XLA's CPU compiler removes barriers, and would reuse the copy that was gathered for
+    the forward pass. If the array has NaN, so does the term, but then the step is skipped anyway.
     """
     if not is_gathered(letters):
         return parameter
@@ -67,7 +67,7 @@ def gather_after(earlier: tuple[Array, str], parameter: Array, letters: str) -> 
 
 
 def sum_to_parts(gradient: Array, letters: str) -> Array:
-    """Sum the gradient of a gathered parameter over the devices, each of which receives its own part."""
+    """Sum the gradient of a gathered parameter over the devices; each device receives its part of the sum."""
     if not is_gathered(letters):
         return gradient
     axis = letters.index("D")
@@ -79,7 +79,7 @@ def sum_to_parts(gradient: Array, letters: str) -> Array:
 
 
 def is_gathered(letters: str) -> bool:
-    """Tell whether the program has only parts of parameters with these letters."""
+    """Return whether the program has only a part of each parameter whose axes have these letters."""
     mesh = jax.sharding.get_abstract_mesh()
     return "D" in letters and _GATHERED in mesh.manual_axes and mesh.shape[_GATHERED] > 1
 
@@ -87,9 +87,9 @@ def is_gathered(letters: str) -> bool:
 def map_parts(
     function: Callable[..., Array], *inputs: tuple[Array, str], result: tuple[tuple[int, ...], str]
 ) -> Array:
-    """Apply a function to the part of each input that a device holds: for kernels that XLA cannot split.
+    """Apply a function on each device to the device's part of each input, for kernels that XLA cannot split.
 
-    Inputs are arrays with the letters of their axes; of the result, `result` has the shape and the letters.
+    Each input is an array with the letters of its axes; `result` is the shape and the letters of the result.
     """
     arrays = [array for array, _ in inputs]
     if not is_split():
@@ -111,7 +111,7 @@ def _split_axes() -> dict[str, int]:
 
 
 def _make_spec(shape: tuple[int, ...], letters: str) -> PartitionSpec:
-    """Make the spec of an array; a dimension that is not divisible by its mesh axis is not split."""
+    """Make the PartitionSpec of an array; a dimension that its mesh axis does not divide is not split."""
     if len(letters) != len(shape):
         raise ValueError(f"{letters} names {len(letters)} dimensions, but the array has the shape {shape}")
     sizes = _split_axes()
@@ -168,7 +168,7 @@ _PATTERNS = tuple((re.compile(rf"(?:^|/)(?:{pattern})$"), axes) for pattern, axe
 
 
 class Placement(NamedTuple):
-    """The rule that a parameter matches, and the sharding that results."""
+    """The sharding of a parameter, and the pattern of the rule that it matches."""
 
     pattern: str
     shape: tuple[int, ...]
@@ -178,11 +178,11 @@ class Placement(NamedTuple):
 def spec_of(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> PartitionSpec:
     """Return the PartitionSpec of the array at a path; an array that matches no rule is replicated.
 
-    A dimension that is not divisible by its axis is not split. An array with fewer dimensions than its rule
-    is replicated (for example the factors that Adafactor keeps of a matrix).
+    A dimension that its mesh axis does not divide is not split. An array with fewer dimensions than its rule
+    is replicated, such as the factors of a matrix in Adafactor's state.
 
-    With {"fsdp": 2, "tensor": 4}, `layers_0/feedforward/input/kernel` [6, 8] is split ("fsdp", "tensor"), and
-    `step` [] is replicated.
+    With `sizes` {"fsdp": 2, "tensor": 4}, `layers_0/feedforward/input/kernel` [6, 8] is split over ("fsdp",
+    "tensor"), and `step` [] is replicated.
     """
     axes = next((axes for pattern, axes in _PATTERNS if pattern.search(path)), ())
     if len(shape) < len(axes):
@@ -198,9 +198,9 @@ def spec_of(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Part
 
 
 def fsdp_axis(path: str, dimensions: int) -> int | None:
-    """Return the dimension of the array at a path that is split over fsdp; None if none is.
+    """Return which dimension of the array at a path is split over fsdp, as an index; None if none is.
 
-    `layers_0/feedforward/output/kernel` [F, D] has 1, and [L, F, D] of stacked layers 2.
+    It is 1 for `layers_0/feedforward/output/kernel` [F, D], and 2 for the same of stacked layers, [L, F, D].
     """
     axes = next((axes for pattern, axes in _PATTERNS if pattern.search(path)), ())
     if "fsdp" not in axes or dimensions < len(axes):
@@ -211,7 +211,7 @@ def fsdp_axis(path: str, dimensions: int) -> int | None:
 def choose_placements(
     shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]
 ) -> dict[str, Placement]:
-    """Return the placement of each parameter, by path; refuse one that was renamed without its rule."""
+    """Return the placement of each parameter, by path; raise ValueError unless one rule matches each."""
     placements = {}
     for path, shape in shapes.items():
         matching = [
@@ -224,7 +224,7 @@ def choose_placements(
 
 
 def describe_placements(placements: Mapping[str, Placement], sizes: Mapping[str, int]) -> list[str]:
-    """Return the table for the log, one line each: rule, number of parameters, shape, axes and one path."""
+    """Return a log table, whose lines have a rule, a number of arrays, their shape, axes and a path."""
     rows: dict[tuple[Any, ...], tuple[int, str]] = {}
     for path, placement in placements.items():
         key = (placement.pattern, tuple(placement.spec), placement.shape)

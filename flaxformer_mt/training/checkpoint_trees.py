@@ -1,6 +1,7 @@
-"""Training states as the trees of a checkpoint, which has one subtree a layer.
+"""Conversion between training states and the trees of a checkpoint, which has one subtree per layer.
 
-A program may stack its layers (model.scan_layers): its run resumes without, and the reverse.
+Checkpoints do not depend on model.scan_layers, which stacks the layers of a program, so that a run may be
+resumed with either setting.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ _NOTHING = (1,)
 def to_trees(state: TrainState) -> dict[str, Any]:
     """Return a state as the named trees of a checkpoint; `ema_params` only if there is a moving average.
 
-    Stacked layers become single ones, on the host: a device would hold them twice.
+    Stacked layers are split into single layers on the host, since a device would hold them twice.
     """
     return {name: nest_leaves(split_stacks(flatten_tree(tree))) for name, tree in _name_trees(state).items()}
 
@@ -40,10 +41,10 @@ def to_trees(state: TrainState) -> dict[str, Any]:
 def load_state(
     checkpoints: Checkpoints, parallel: Parallel, make_state: Callable[[], TrainState]
 ) -> tuple[TrainState, TrainProgress]:
-    """Return the newest checkpoint's state on the devices of `parallel`, or the initial one.
+    """Return the state of the newest checkpoint, on the devices of `parallel`, or else the initial state.
 
-    The checkpoint may have been saved from any device layout. Process 0 chooses it for all processes, and all
-    of them read it or none.
+    The checkpoint may have been saved with any device layout. Process 0 chooses the checkpoint for all
+    processes; if one process cannot read it, all processes raise UserError.
     """
     step = decide_once(checkpoints.newest_undamaged)
     if step is None:
@@ -73,7 +74,7 @@ def _restore_state(
 def restore_trees(
     checkpoints: Checkpoints, step: int, targets: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read trees as `Checkpoints.restore` does, whether their layers are stacked there or in `targets`."""
+    """Read trees as `Checkpoints.restore` does; layers are stacked or split as in `targets`."""
     wanted = {name: flatten_tree(tree) for name, tree in targets.items()}
     stored = checkpoints.read_specs(step)
     rearrange = {
@@ -107,10 +108,11 @@ def _is_stacked(paths: Mapping[str, Any]) -> bool:
 
 
 def split_stacks(leaves: Leaves) -> Leaves:
-    """Give each layer of a stack its own arrays, by path; leaves are arrays or their shapes.
+    """Split the arrays of stacked layers into one array per layer; leaves are arrays or shapes by path.
 
     {"encoder/layers/scale": [[1, 2], [3, 4]]} becomes {"encoder/layers_0/scale": [1, 2],
-    "encoder/layers_1/scale": [3, 4]}. What an optimizer keeps in place of an array is the same in each layer.
+    "encoder/layers_1/scale": [3, 4]}. A placeholder of shape (1,), which an optimizer keeps where it needs no
+    array, is copied to each layer.
     """
     counts: dict[str, int] = {}
     for path, leaf in leaves.items():
@@ -130,7 +132,7 @@ def split_stacks(leaves: Leaves) -> Leaves:
 
 
 def _name_stack(start: str) -> str:
-    """Return encoder of 1/0/mu/encoder/: the stacks of all trees of an optimizer have as many layers."""
+    """Return the last name of a path, `encoder` for 1/0/mu/encoder/: all trees have equal stacks."""
     return start.rstrip("/").rpartition("/")[2]
 
 
@@ -145,7 +147,7 @@ def _take_layers(leaf: Any, count: int) -> list[Any]:
 
 
 def join_stacks(leaves: Leaves) -> Leaves:
-    """Invert `split_stacks`: give the layers `layers_N` of each stack arrays with a leading axis."""
+    """Invert `split_stacks`: stack the arrays of all layers `layers_N` along a new first axis."""
     layers: dict[str, dict[int, Any]] = {}
     joined: Leaves = {}
     for path, leaf in leaves.items():

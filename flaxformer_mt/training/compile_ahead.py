@@ -1,7 +1,7 @@
-"""Compile the programs of all batch shapes before they are needed, several at a time.
+"""Compiles the programs of all batch shapes before they are needed, several at a time.
 
-Without it, each shape is compiled when it first occurs, and the devices wait meanwhile. Contains the update,
-before training, and the loss of the validation set, before the first evaluation.
+Otherwise each program is compiled when its batch shape first occurs, while the devices wait. This applies to
+the training step, before training, and to the validation loss, before the first evaluation.
 """
 
 import time
@@ -24,9 +24,9 @@ _MESSAGE_EVERY = 10.0
 
 
 class DiskCache(NamedTuple):
-    """How the programs of a function are kept on disk: see `lower_kept`.
+    """The arguments with which `lower_kept` caches the programs of a function on disk.
 
-    results: makes a tree with the structure of the results from the arguments.
+    results: a function of the program's arguments that makes a tree with the structure of the results.
     """
 
     dependencies: Any
@@ -35,15 +35,15 @@ class DiskCache(NamedTuple):
 
 
 class ProgramsByShape:
-    """A program for each shape of a batch, compiled ahead or when the shape first occurs."""
+    """A function with one compiled program per batch shape, compiled ahead or when the shape first occurs."""
 
     def __init__(self, jitted: Any, *, batch: int, on_disk: DiskCache | None = None) -> None:
-        """Compile nothing.
+        """Wrap a function; nothing is compiled yet.
 
         Args:
           jitted: a result of `jax.jit`.
-          batch: the index of its argument that is a batch.
-          on_disk: None: programs are not kept on disk.
+          batch: the index of the function's argument that is a batch.
+          on_disk: how programs are cached on disk; None: they are not cached.
         """
         self.jitted, self._batch, self._on_disk = jitted, batch, on_disk
         self._programs: dict[Any, Callable[..., Any]] = {}
@@ -61,11 +61,14 @@ class ProgramsByShape:
         return _key(batch) in self._programs
 
     def lower(self, *arguments: Any) -> Any:
-        """Trace the program for arguments of which only shapes, dtypes and shardings are read."""
+        """Trace the program; only shapes, dtypes and shardings of the arguments are used."""
         return self.jitted.lower(*arguments)
 
     def start(self, *arguments: Any) -> Callable[[], Callable[..., Any]]:
-        """Load the program for such arguments, or trace it; return what compiles it, in any thread."""
+        """Load the program for arguments like these from disk, or trace it.
+
+        Returns a function that compiles the program, if necessary, and may be called in any thread.
+        """
         shapes = shapes_of(arguments)
         if self._on_disk is None:
             return self.lower(*shapes).compile
@@ -79,12 +82,14 @@ class ProgramsByShape:
         every: Iterable[tuple[Any, ...]],
         finish: Callable[[Any, Future[Any]], Any] = lambda batch, future: future.result(),
     ) -> None:
-        """Compile the programs for several arguments, in as many threads as there are cores.
+        """Compile the programs for several tuples of arguments, in as many threads as there are cores.
 
-        Tracing holds Python's lock, so one is traced after the other, in the same order in all processes.
+        The programs are traced one after the other, since tracing holds Python's global lock, and in the same
+        order in all processes.
 
         Args:
-          finish: returns the program of a future, which has ended, for batches like the one given.
+          every: tuples of arguments; only one program is compiled for batches of the same shape.
+          finish: called with a batch and the finished future of its program; returns the program.
         """
         distinct = {_key(arguments[self._batch]): arguments for arguments in every}
         threads = ThreadPoolExecutor(core_count(), thread_name_prefix="compile")
@@ -98,7 +103,7 @@ class ProgramsByShape:
 
 
 def shapes_of(tree: Any) -> Any:
-    """Replace the arrays of a tree by their shapes, dtypes and shardings."""
+    """Replace each JAX array of a tree by a ShapeDtypeStruct with its shape, dtype and sharding."""
 
     def describe(x: Any) -> Any:
         if not isinstance(x, jax.Array):
@@ -114,17 +119,17 @@ def _key(batch: Any) -> Any:
 
 
 def compiles_ahead(config: Config, platform: str) -> bool:
-    """Tell whether programs are compiled before they are needed: with `auto`, on all devices but CPUs."""
+    """Return whether programs are compiled before they are needed; with `auto`, they are, except on CPUs."""
     wanted = config.train.compile_ahead
     return wanted == "all" or wanted == "auto" and platform != "cpu"
 
 
 def find_shapes(config: Config, epochs: Iterable[dict[str, Any]], *, updates: int) -> list[Shape]:
-    """Return the batch shapes that the remaining updates will use, the one with the most work first.
+    """Return the batch shapes that the remaining steps will use, the one with the most work first.
 
     Args:
-      epochs: the summaries of epochs, one of each stage of training (`plan_summary`).
-      updates: the number of updates that are left.
+      epochs: the result of `plan_summary` for one epoch of each stage of training.
+      updates: the number of steps that are left.
     """
     shapes = set()
     for batches in epochs:
@@ -143,12 +148,13 @@ def compile_ahead(
     parallel: Parallel,
     say: Callable[[str], object],
 ) -> None:
-    """Compile the programs for all of these arguments; they come from the disk where it has them.
+    """Compile the programs for all of these arguments, or load them from the cache on disk.
 
-    `say` receives a line now and then on how far it is.
+    `say` receives a message about the progress, at most every 10 seconds.
 
     Raises:
-      UserError: the update for a shape does not fit into the memory of the devices (CPUs report none).
+      UserError: the training step for a batch shape does not fit into the memory of the devices. This is not
+        checked on CPUs, which report no memory.
     """
     arguments = list(every)
     compiled: list[Shape] = []
@@ -197,12 +203,13 @@ _LEAST_PADDING = 0.05
 def find_unpadded_sizes(
     config: Config, parallel: Parallel, plans: Iterable[Sequence[Mapping[str, Any]]]
 ) -> UnpaddedSizes:
-    """Return the sizes of all shapes whose padding is worth removing; {}: batches keep their padding.
+    """Return the array sizes without padding for all batch shapes whose padding is worth removing.
 
-    Padding is removed on a CPU that is a single device, from models in which no token reads it.
+    Padding is removed only if the single device is a CPU and no token of the model reads the padding;
+    otherwise the result is {}.
 
     Args:
-      plans: the shapes of an epoch, as `plan_summary` describes them, for each stage of training.
+      plans: for each stage of training, the list `shapes` from the `plan_summary` of an epoch.
     """
     model = config.model
     reads_padding = model.padding_mask == "none" or model.decoder_self_attention == "ssru"
@@ -232,7 +239,10 @@ def find_unpadded_sizes(
 
 
 def fitting_sizes(batch: BatchArray, sizes: UnpaddedSizes) -> tuple[int, int] | None:
-    """Return the sizes of a batch without padding; None if it keeps its padding, or has too many tokens."""
+    """Return the array sizes for a batch without padding; None if its padding stays.
+
+    Padding stays if `sizes` has no entry for the batch's shape, or if the batch has more tokens than that.
+    """
     room = sizes.get(batch.shape)
     if room is None or any(side.mask.sum() > most for side, most in zip(batch.sides, room, strict=True)):
         return None

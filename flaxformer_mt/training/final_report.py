@@ -1,6 +1,6 @@
-"""The report of a finished run: the test scores, ten translations, and what to try next.
+"""The report of a finished run: test scores, ten translations, and commands to try next.
 
-Contains what report.json holds and its summary for humans.
+Defines the contents of report.json and its summary as text.
 """
 
 import contextlib
@@ -30,29 +30,29 @@ _NO_TEST_SET = "there is no test set to score; hold one out with data.test_pairs
 
 
 class TrainingReport(TypedDict, total=False):
-    """What `fit` returns, and report.json of a run contains."""
+    """The report that `fit` returns and writes to report.json in the run directory."""
 
-    # Number of updates; `stopped_early` says whether they ended before train.steps.
+    # The number of steps trained; `stopped_early`: whether training ended before train.steps.
     step: int
     stopped_early: bool
-    # Update and value of the best checkpoint, by train.best_metric.
+    # The step of the best checkpoint by train.best_metric, and its value.
     best: dict[str, Any]
-    # Results on the test set, if there is one.
+    # The results on the test set, if there is one.
     test: EvaluationResult
-    # Duration of training, without evaluations and checkpoints; `target_tokens` counts target tokens, not
-    # padding.
+    # The duration of training, without evaluations and checkpoints; `target_tokens`: the number of target
+    # tokens, without padding.
     train_seconds: float
     target_tokens: int
-    # Number of parameters of the model.
+    # The number of parameters of the model.
     parameters: int
     # The devices that trained.
     hardware: str
-    # Numbers of pairs that were read and left out, per split.
+    # The numbers of pairs that were read, used and left out, per split.
     data: dict[str, Any]
-    # Value of train.patience; with data.stages, `stages_ended` says whether the last stage ended.
+    # The value of train.patience; with data.stages, `stages_ended`: whether the last stage has ended.
     patience: int
     stages_ended: bool
-    # Date and time of the end; `version` is the version of this package, `command` the command line.
+    # The date and time of the end; `version`: this package's version; `command`: the command line.
     finished: str
     version: str
     python: str
@@ -60,7 +60,7 @@ class TrainingReport(TypedDict, total=False):
 
 
 def make_report(setup: TrainingSetup, tracker: Tracker, stream: TextIO | None = None) -> TrainingReport:
-    """Score the final checkpoint on the test set, if there is one, and collect the facts of the run."""
+    """Score the final checkpoint on the test set, if there is one, and return the report of the run."""
     config, run_dir = setup.config, setup.run_dir
     prepared, progress = setup.prepared, setup.progress
     report: TrainingReport = {
@@ -93,7 +93,7 @@ def make_report(setup: TrainingSetup, tracker: Tracker, stream: TextIO | None = 
 
 
 def _count_pairs(split: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return what became of the pairs of a split, without examples; None if there is no such split."""
+    """Return how many pairs of a split were read, used and left out; None if the split does not exist."""
     if split is None:
         return None
     parts = [
@@ -110,9 +110,9 @@ def _count_pairs(split: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def describe_report(report: Mapping[str, Any], run_dir: Path) -> str:
-    """Return the report as text: what was trained, the scores, ten translations, and what to try next.
+    """Return the report as text: a summary of training, the scores, ten translations, commands to try next.
 
-    For a language model there are no translations, and the score is perplexity.
+    For a language model, the score is the perplexity, and there are no translations.
     """
     minutes = report["train_seconds"] / 60
     lines = [

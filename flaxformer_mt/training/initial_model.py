@@ -1,8 +1,8 @@
-"""Start a run from the parameters of another one, for training on another corpus (fine-tuning).
+"""Fine-tuning: starts a run from the parameters of another run, to train on another corpus.
 
-The new run is made as `import` makes one: with the parameters as checkpoint 0, from which training goes on
-with a new optimizer state. The network is that of the other run, and so is the vocabulary, unless the new
-corpus gets its own: then pieces that both vocabularies have keep their parameters.
+As after `import`, the parameters become checkpoint 0 of the new run, and training continues from there with a
+new optimizer state. The new run has the network and the vocabulary of the other run. If the new corpus gets a
+new vocabulary, subwords that both vocabularies contain keep their parameters.
 """
 
 import dataclasses
@@ -57,10 +57,14 @@ def start_run(
     """Make a run directory that starts from another run, unless it exists; return the config to train with.
 
     Args:
-      config: the config of the new run, of which the network and the vocabulary are replaced.
-      init: RUN or RUN@CHECKPOINT, whose parameters are taken; the moving average if the checkpoint has one.
-      new_vocab: whether the vocabulary is made from the new corpus, as the config says.
-      progress: is told what became of the pieces of a new vocabulary.
+      config: the config of the new run; the network and the vocabulary of the other run replace its own.
+      run_dir: the run directory to make; if it exists, it must have been started from the same `init`.
+      init: RUN or RUN@CHECKPOINT, whose parameters are copied: the moving average if the checkpoint has one.
+      new_vocab: whether to make a new vocabulary from the new corpus, with the settings of `config`.
+      progress: a stream for a message on how many subwords of a new vocabulary keep their parameters.
+
+    Raises:
+      UserError: `run_dir` exists and was not started from `init`, or the config is invalid.
     """
     run_dir = open_copy(run_dir)
     path = run_dir / "config.json"
@@ -87,7 +91,7 @@ def start_run(
 
 
 def check_lora_start(config: Config, run_dir: Path) -> None:
-    """Raise UserError if optim.lora would adapt a run that starts from random parameters."""
+    """Raise UserError if optim.lora is set but the run starts from random parameters."""
     rank = config.optim.lora.rank
     if rank and decide_once(lambda: IMPORTED_STEP not in Checkpoints(run_dir).steps()):
         raise UserError(
@@ -97,9 +101,10 @@ def check_lora_start(config: Config, run_dir: Path) -> None:
 
 
 def adopt_network(config: Config, other: Config, *, new_vocab: bool) -> Config:
-    """Return the config with the network, and without `new_vocab` the vocabulary, of another config.
+    """Return `config` with the network of `other` and, unless `new_vocab`, with its vocabulary.
 
-    Dropout, subword sampling, and how the network is run (dtype, kernels, remat) stay those of `config`.
+    Dropout, subword sampling and the execution settings of the network (dtype, kernels, remat) stay as they
+    are in `config`.
     """
     kept = {name: getattr(config.model, name) for name in _MODEL_FIELDS}
     changed = dataclasses.replace(config, model=dataclasses.replace(other.model, **kept))
@@ -114,9 +119,9 @@ def adopt_network(config: Config, other: Config, *, new_vocab: bool) -> Config:
 
 
 def map_pieces(old: Vocab, new: Vocab) -> np.ndarray:
-    """Return for each id of the new vocabulary the id of the same piece in the old one, or -1: [new.size].
+    """Return an array [new.size] that maps each new id to the old id of the same subword, or to -1.
 
-    Special symbols correspond by their roles, whatever their ids and names are.
+    Special symbols, such as eos, correspond to each other even if their ids and names differ.
     """
     ids = {piece: number for number, piece in enumerate(old.pieces(range(old.size)))}
     found = np.asarray([ids.get(piece, -1) for piece in new.pieces(range(new.size))])
@@ -127,7 +132,11 @@ def map_pieces(old: Vocab, new: Vocab) -> np.ndarray:
 
 
 def move_pieces(params: Any, fresh: Any, old: Vocabs, new: Vocabs) -> Any:
-    """Return parameters for a new vocabulary: pieces of both keep theirs, others have those of `fresh`."""
+    """Return parameters for a new vocabulary.
+
+    Subwords that the old vocabulary also has keep their parameters from `params`; the parameters of the
+    others come from `fresh`, a newly initialized model with the new vocabulary.
+    """
     source, target = map_pieces(old.source, new.source), map_pieces(old.target, new.target)
     leaves = {}
     for path, leaf in flatten_tree(params).items():
@@ -144,7 +153,7 @@ def move_pieces(params: Any, fresh: Any, old: Vocabs, new: Vocabs) -> Any:
 
 
 def _make_run(config: Config, run_dir: Path, base: TrainedModel, *, init: str, new_vocab: bool) -> str:
-    """Write the run beside its place, and move it there when it is complete; say what became of pieces."""
+    """Write a new run to `run_dir` atomically; return a message about the subwords of a new vocabulary."""
     config = adopt_network(config, base.config, new_vocab=new_vocab)
     validate(config)
     vocabs, params, said = base.vocabs, jax.device_get(base.params), ""
@@ -187,7 +196,7 @@ def _describe_pieces(old: Vocabs, new: Vocabs, init: str) -> str:
 
 
 def _read_origin(run_dir: Path) -> str:
-    """Return the run from which this one started; "": from random parameters or another format."""
+    """Return the run from which this run was started; "" for random parameters or an imported model."""
     checkpoints = Checkpoints(run_dir)
     if IMPORTED_STEP not in checkpoints.steps():
         return ""

@@ -1,6 +1,6 @@
 """`fit`: the training loop, from a config to a finished run directory.
 
-Contains the order of events; each of them is a call into another module.
+This module defines the order of events; other modules implement them.
 """
 
 import contextlib
@@ -58,24 +58,25 @@ def fit(
 ) -> TrainingReport:
     """Train the model that a config describes, or resume the run in `run_dir`; return the run's report.
 
-    A finished run is not trained further; its report is returned as it is. `start_run` makes a run
-    that starts from the parameters of another one.
+    If the run is finished, its existing report is returned. To start from the parameters of another run, call
+    `start_run` first.
 
     Args:
       config: data, vocabulary, model and optimization of the run.
       run_dir: the run directory; created if it does not exist.
-      profile: the number of updates to record as a trace in RUN/profile/; 0: none.
-      progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
-      workers: the number of processes that check and tokenize a large training set, which a program may only
-        start below `if __name__ == "__main__":`. None: this process does it.
-      loss_terms: further terms of the loss, which are no part of the config: to resume the run, give them
-        again.
-      allow_changed_data: whether to continue with text that has changed since the last checkpoint.
-      draw_report: draws a page about the run directory once it has its report; W&B and MLflow get the page.
+      profile: the number of steps to record as a trace in RUN/profile/; 0: none.
+      progress: the stream on which progress is shown, such as sys.stderr; None: nothing is shown.
+      workers: the number of processes that check and tokenize a large training set; None: this process does
+        it. With workers, call `fit` only below `if __name__ == "__main__":`.
+      loss_terms: additional terms of the loss. They are not part of the config, so pass them again to resume
+        the run.
+      allow_changed_data: whether to continue if the text has changed since the last checkpoint.
+      draw_report: a function that makes a page about the finished run directory and returns the page's path;
+        W&B and MLflow receive the page.
 
     Raises:
-      UserError: an invalid config, data set or run directory, gradients that stay non-finite, or another
-        process that trains this run.
+      UserError: the config, data set or run directory is invalid, gradients stay non-finite, or another
+        process trains this run.
       TrainingInterrupted: SIGTERM or SIGINT arrived; a checkpoint was saved after the step in progress.
     """
     run_dir = open_copy(run_dir)
@@ -106,7 +107,7 @@ def fit(
 
 
 def _check_services(config: Config, run_dir: Path) -> None:
-    """Find missing packages and scorers before the data are prepared, and clean the run directory."""
+    """Clean the run directory, and check for missing packages and scorers before the data are prepared."""
     if is_first():
         for name in config.train.trackers:
             import_service(name)
@@ -163,7 +164,10 @@ def _train_and_report(
 def _train(
     setup: TrainingSetup, tracker: Tracker, profile: Profile, clock: CompileClock, *, announce: bool
 ) -> None:
-    """Run the loop to the end or an interruption: batch, update, log, validation and checkpoint when due."""
+    """Run the training loop until it ends or is interrupted.
+
+    Each iteration reads a batch, runs a step and logs it; validation and checkpoints follow when due.
+    """
     config, progress, state = setup.config, setup.progress, setup.state
     train, best_metric, count = config.train, config.train.metrics[0], config.optim.accumulation
     validation = None
@@ -233,7 +237,7 @@ def _evaluate(
 
 @contextlib.contextmanager
 def _open_batches(setup: TrainingSetup) -> Iterator[Iterator[tuple[Position, BatchArray]]]:
-    """Return the batches from the run's position on; end the loader's threads when training ends."""
+    """Yield an iterator over the batches from the run's position on; end the loader's threads on exit."""
     config, train, vocab = setup.config, setup.prepared.train, setup.prepared.vocabs.target
     batches = train_batches(
         train,
@@ -250,7 +254,7 @@ def _open_batches(setup: TrainingSetup) -> Iterator[Iterator[tuple[Position, Bat
 
 
 def _advance(progress: TrainProgress, after: Position, config: Config, tracker: Tracker) -> None:
-    """Record an update after which the next batch is `after`, and tell if it was the last of a stage."""
+    """Record a step after which the next batch is at `after`; show a message if the step ended a stage."""
     ended = progress.stage
     progress.advance(after)
     if after.stage != ended:

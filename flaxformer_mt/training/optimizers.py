@@ -1,6 +1,6 @@
-"""Optimizers, selected by their names in the config, with what they decay and how they see matrices.
+"""The optimizers that the config can select, gradient clipping, and learning-rate schedules.
 
-Contains pure functions of `OptimConfig`; model, loss and devices are left to the caller.
+All functions are pure functions of the config; they do not depend on the model, the loss or the devices.
 """
 
 from collections.abc import Callable
@@ -21,10 +21,10 @@ Schedule = Callable[[Array | int], Array]
 
 
 def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTransformation:
-    """Build the optimizer: the update rule that the config names, of gradients that are clipped already.
+    """Build the optimizer that the config names; it expects gradients that are already clipped.
 
-    Weight decay is decoupled (Loshchilov and Hutter 2019) and applies to matrices only: biases and the
-    parameters of normalization layers are exempt. Of trees of all parameters, those that are trained count.
+    Weight decay is decoupled (Loshchilov and Hutter 2019) and applies to matrices only, not to biases or the
+    parameters of normalization layers. From trees of all parameters, the optimizer uses the trained ones.
     """
     rules = {
         "adam": lambda: optax.adam(schedule, b1=config.b1, b2=config.b2, eps=config.epsilon),
@@ -77,12 +77,12 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
 
 
 def clip_factor(norm: Array, config: OptimConfig) -> Array:
-    """Compute by what a gradient is multiplied so that its norm is at most `clip_norm`; 1: no clipping."""
+    """Compute the factor that scales a gradient to a norm of at most `clip_norm`; 1 without clipping."""
     return jnp.minimum(1.0, config.clip_norm / norm) if config.clip_norm else jnp.ones(())
 
 
 def _matrices(params: dict) -> dict:
-    """Mark the parameters that decay: True for kernels and embeddings, False for biases and scales."""
+    """Mark the parameters to which weight decay applies: kernels and embeddings, not biases and scales."""
 
     def is_matrix(path: tuple, leaf: Array) -> bool:
         return path[-1].key in ("kernel", "embedding", "output_kernel", "down", "up", "rows")
@@ -91,10 +91,10 @@ def _matrices(params: dict) -> dict:
 
 
 def _muon_dimensions(params: dict) -> dict:
-    """Return the input and output axes of each kernel, which Muon treats as one matrix; None: left to Adam.
+    """Return the input and output axes with which Muon treats each kernel as a matrix; None: left to Adam.
 
-    A projection into heads [D, H, K] maps axis 0 to axes 1 and 2; the output projection [H, E, D], and a
-    convolution [1, D, F] of the feed-forward layers, map axes 0 and 1 to axis 2.
+    A projection into heads [D, H, K] has input axis 0 and output axes 1 and 2. The output projection [H, E,
+    D] of attention, and a feed-forward convolution [1, D, F], have input axes 0 and 1 and output axis 2.
     """
 
     def dimensions(path: tuple, leaf: Array) -> contrib.MuonDimensionNumbers | None:
@@ -114,10 +114,11 @@ _FALLING = ("constant", "inverse_sqrt", "linear", "cosine")
 
 
 class Hyperparameters(NamedTuple):
-    """The seed of dropout and the schedule of the learning rate, as scalars.
+    """The seed of dropout and the learning-rate schedule, as scalars that are arguments of compiled programs.
 
-    peak: the highest learning rate. warmup: number of updates in which the rate rises, at least 1. steps: the
-    update at which it has fallen to 0. falling: index of the schedule's shape.
+    peak: the highest learning rate. warmup: the number of steps in which the rate rises, at least 1. steps:
+    the step at which linear and cosine schedules reach 0. falling: the index of the schedule after the
+    warm-up.
     """
 
     seed: Array
@@ -143,11 +144,11 @@ def make_hyperparameters(config: Config) -> Hyperparameters:
 
 
 def learning_rate(numbers: Hyperparameters, step: Array | int) -> Array:
-    """Compute the learning rate of an update, counted from 0.
+    """Compute the learning rate of step number `step`, counted from 0.
 
     All schedules rise linearly over the warm-up. noam is learning_rate * D^-0.5 * min(n^-0.5, n *
-    warmup^-1.5) for the n-th update; inverse_sqrt has the same shape and learning_rate as its peak; cosine
-    and linear fall to 0 at the last step.
+    warmup^-1.5) for the n-th step, where D is the model width. inverse_sqrt has the same shape, with
+    learning_rate as its peak. cosine and linear fall to 0 at the last step.
     """
     number = jnp.asarray(step, jnp.float32) + 1  # from 1, since a rate of 0 would waste the first update
     gone = jnp.clip((number - numbers.warmup) / jnp.maximum(numbers.steps - numbers.warmup, 1), 0, 1)
@@ -161,10 +162,11 @@ def learning_rate(numbers: Hyperparameters, step: Array | int) -> Array:
 
 
 def warmup_updates(config: OptimConfig, *, total_steps: int) -> int:
-    """Return the number of updates in which the rate rises; 0: none.
+    """Return the number of warm-up steps, in which the learning rate rises; 0: none.
 
-    That is `warmup_steps`. Schedules that fall until `total_steps` need updates to fall in: where the warm-up
-    would take all of them, as in a short trial of a recipe, it takes half of them.
+    This is `warmup_steps`, except for cosine and linear schedules, which must also fall by step
+    `total_steps`: if their warm-up would take all steps, as in a short trial of a recipe, it takes half of
+    the steps.
     """
     falls_until_the_end = config.schedule in ("cosine", "linear")
     if falls_until_the_end and config.warmup_steps >= total_steps:

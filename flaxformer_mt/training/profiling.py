@@ -1,4 +1,4 @@
-"""`fit(profile=N)`: a trace of some updates, for TensorBoard and Perfetto."""
+"""`fit(profile=N)`: records a trace of N steps for TensorBoard and Perfetto."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,15 +13,21 @@ WARM_UP = 10
 
 
 class Profile:
-    """A hook of the training loop that records a trace of some updates; a context manager around the loop.
+    """A hook of the training loop, and a context manager around the loop, that records a trace of some steps.
 
-    Says where the trace is, or that no trace was recorded.
+    At the end, a message names the files of the trace, or says that none was recorded.
     """
 
     def __init__(
         self, directory: Path, updates: int, steps: tuple[int, int], *, say: Callable[[str], None]
     ) -> None:
-        """`updates`: number to record; 0: none. `steps`: the update before the loop, and its last one."""
+        """Choose the steps to record, after up to 10 steps in which programs are compiled.
+
+        Args:
+          updates: the number of steps to record; 0: none.
+          steps: the number of steps before the loop, and the number at its end.
+          say: receives the messages.
+        """
         self._directory, self._updates, self._say = directory, updates, say
         self._step, last = steps
         # The number of the update before the recorded ones.
@@ -35,7 +41,7 @@ class Profile:
         return self
 
     def __call__(self, step: int, metrics: StepMetrics, *_: object) -> None:
-        """Start the trace before the first recorded update, and end it after the last one."""
+        """Start the trace before the first step to record, and end it after the last one."""
         self._step, self._newest = step, metrics
         if self._updates and step == self._before:
             self._start()

@@ -1,4 +1,4 @@
-"""`TrainProgress`: how far a run is, which its checkpoints store, so that training resumes there."""
+"""`TrainProgress`: the progress of a run, which checkpoints store so that training can resume."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -16,10 +16,10 @@ _RENAMED = {"without_gain": "evaluations_since_best"}
 class TrainProgress:
     """The position in the data, the clock, and the scores of a run.
 
-    `epoch`, `index` and the fields of the stage name the next batch, see `Position`. `metrics` are those of
-    the evaluation at `step`, if there was one. `log` is what the next line of the training log has
-    accumulated so far. `interim` marks a checkpoint that was saved only because training was asked to stop.
-    `texts` are those that were read, see `Pairs.name_texts`; earlier versions did not record them.
+    `epoch`, `index` and the stage fields identify the next batch, see `Position`. `metrics` are the results
+    of the evaluation at `step`, if there was one. `log` holds the sums for the next line of the training log.
+    `interim` marks a checkpoint that was saved only because training was asked to stop. `texts` identify the
+    text that was read, see `Pairs.name_texts`; earlier versions did not record it.
     """
 
     step: int = 0
@@ -49,7 +49,7 @@ class TrainProgress:
         self.metrics = {}
 
     def record_evaluation(self, metrics: dict[str, float], *, best_metric: str) -> bool:
-        """Record an evaluation; return True if it is the best so far."""
+        """Record the metrics of an evaluation; return whether they are the best so far."""
         self.metrics = dict(metrics)
         rank = rank_scores(metrics, best_metric)
         best = rank_scores({"loss": self.best_loss, best_metric: self.best_value}, best_metric)
@@ -66,10 +66,10 @@ class TrainProgress:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TrainProgress":
-        """Return the inverse of `to_dict`; read checkpoints of version 0.1 too."""
+        """Invert `to_dict`; the dict may also come from a checkpoint of version 0.1."""
         return cls(**{_RENAMED.get(name, name): value for name, value in values.items()})
 
 
 def has_ended(data: DataConfig, progress: TrainProgress) -> bool:
-    """Return whether the last of the stages has ended, which ends training; False without stages."""
+    """Return whether training has reached the end of its last stage; False without stages."""
     return 0 < len(data.stages) <= progress.stage

@@ -1,4 +1,4 @@
-"""Set up training: devices, data, model, optimizer and state, from the config and the newest checkpoint."""
+"""Sets up training: devices, data, model, optimizer and state, from the config and the newest checkpoint."""
 
 import dataclasses
 import functools
@@ -54,10 +54,11 @@ from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
 
 @dataclass(frozen=True)
 class TrainStep:
-    """One update: from a state and its microbatches to the next state and the metrics to log.
-
-    by_shape: the program that reads a batch: the whole update, or with gradient accumulation its gradient.
-    add, update: then the programs that add two sums, and that update the state by one.
+    """The compiled programs of a training step: from a state and microbatches to a new state and metrics.
+    by_shape: the program of the whole step or, with gradient accumulation, of the gradient of one microbatch;
+    it is compiled for each batch shape.
+    add, update: with gradient accumulation, the programs that add the sums of two microbatches, and that
+    update the state with the total.
     """
 
     by_shape: ProgramsByShape
@@ -67,7 +68,7 @@ class TrainStep:
     def __call__(
         self, state: TrainState, numbers: Hyperparameters, batches: Sequence[BatchArray]
     ) -> tuple[TrainState, StepMetrics]:
-        """Compute the update; donates the state."""
+        """Run the step; the memory of `state` is donated, so `state` cannot be used afterwards."""
         if self.update is None:
             return self.by_shape(state, numbers, batches[0])
         sums = (
@@ -77,14 +78,14 @@ class TrainStep:
         return self.update(state, numbers, functools.reduce(self.add, sums))
 
     def arguments_of(self, state: Any, numbers: Any, batch: Any, number: int = 0) -> tuple[Any, ...]:
-        """Return the arguments of the program that reads batch `number` of an update."""
+        """Return the arguments with which `by_shape` is called for microbatch `number` of a step."""
         if self.update is None:
             return state, numbers, batch
         return state.params, numbers, state.step, batch, np.int32(number)
 
 
 class TrainingSetup(NamedTuple):
-    """What the training loop needs; `state` and `progress` are those of the newest checkpoint, or initial."""
+    """The inputs of the training loop; `state` and `progress` are new or from the newest checkpoint."""
 
     config: Config
     run_dir: Path
@@ -108,7 +109,7 @@ class TrainingSetup(NamedTuple):
         return RowShare(self.parallel.layout.row_parts, self.parallel.row_share)
 
     def put(self, batch: BatchArray) -> BatchArray:
-        """Transfer a batch to the devices, as one array; returns before they have it."""
+        """Start the transfer of a batch to the devices, as one array; does not wait for its end."""
         return self.parallel.put(dataclasses.replace(batch, unpadded=fitting_sizes(batch, self.unpadded)))
 
 
@@ -121,7 +122,7 @@ def set_up_training(
     loss_terms: Sequence[LossTerm] = (),
     allow_changed_data: bool = False,
 ) -> TrainingSetup:
-    """Prepare data, model and state, which is initialized on its devices or restored; see `fit`."""
+    """Prepare the data, the model and its state, either new or from the newest checkpoint; see `fit`."""
     train = config.train
     checkpoints = Checkpoints(run_dir, keep_last=train.keep_checkpoints, best_metric=train.metrics[0])
     parallel = make_parallel(config)
@@ -164,7 +165,7 @@ def set_up_training(
 
 
 def compile_shapes(setup: TrainingSetup, say: Callable[[str], object]) -> None:
-    """Compile the update for all batch shapes that are left, before the first one, if the config says so."""
+    """Compile the step for all batch shapes that will still occur, if train.compile_ahead says so."""
     config, parallel, step = setup.config, setup.parallel, setup.train_step
     vocab, shapes = setup.prepared.vocabs.target, shapes_left(setup)
     if not shapes or not compiles_ahead(config, parallel.platform):
@@ -182,18 +183,18 @@ def compile_shapes(setup: TrainingSetup, say: Callable[[str], object]) -> None:
 
 
 def shapes_left(setup: TrainingSetup) -> list[Shape]:
-    """Return the batch shapes that the remaining updates will use, the one with the most work first."""
+    """Return the batch shapes that the remaining steps will use, the one with the most work first."""
     plans, updates = _epoch_plans(setup.prepared), setup.config.train.steps - setup.progress.step
     return find_shapes(setup.config, plans[setup.progress.stage :], updates=updates)
 
 
 def _epoch_plans(prepared: Prepared) -> list[dict[str, Any]]:
-    """Return the summaries of the first epoch, or of the first epochs of all stages."""
+    """Return the plan summary of the first epoch or, with stages, of the first epoch of each stage."""
     return [stage["batches"] for stage in prepared.report.get("stages", [prepared.report])]
 
 
 def _check_texts(reached: TrainProgress, now: dict[str, str], run_dir: Path) -> None:
-    """Refuse other text than that of the updates so far; earlier versions did not record it."""
+    """Raise UserError if the text has changed since the checkpoint; old checkpoints did not record it."""
     names = now | reached.texts
     changed = sorted({names[text] for text in now.keys() ^ reached.texts.keys()}) if reached.texts else []
     if changed:
@@ -224,7 +225,7 @@ def _check_splits(config: Config, prepared: Prepared) -> None:
 
 
 def _check_positions(config: Config, valid: TokenStore) -> None:
-    """Check that the model has positions for every validation pair: validation uses all pairs uncut."""
+    """Check that the model has enough positions for all validation pairs, which are never truncated."""
     one_sequence = config.model.architecture == "decoder_only"
     join = np.add if one_sequence else np.maximum
     longest = int(join(valid.source_lengths, valid.target_lengths).max(initial=0))
@@ -239,10 +240,10 @@ def _check_positions(config: Config, valid: TokenStore) -> None:
 def compile_train_step(
     model: Model, config: Config, parallel: Parallel, *, loss_terms: Sequence[LossTerm] = ()
 ) -> TrainStep:
-    """Compile the update: one program, or with gradient accumulation three (gradient, sum, update).
+    """Make the training step: one program, or with gradient accumulation three (gradient, sum, update).
 
-    With accumulation, each group of devices adds up the gradients of its rows over the microbatches, and the
-    sums of the groups are added once.
+    With accumulation, each group of devices adds up the gradients of its own rows over all microbatches; the
+    sums of the groups are added only once per step.
     """
     selected = UpdateConfig.of(config)
     dependencies, devices = [model.config, selected, config.parallel], list(parallel.mesh.devices.flat)

@@ -1,4 +1,4 @@
-"""What training says when it starts: the data, the network, the devices, and what is slow or cut short."""
+"""Messages at the start of training: the data, the network, the devices, and doubtful settings."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -54,7 +54,7 @@ def describe_training(setup: TrainingSetup) -> Iterator[str]:
 
 
 def describe_batches(plan: dict[str, Any]) -> str:
-    """Describe the batches of an epoch, as `plan_summary` returns them."""
+    """Describe the batches of an epoch; `plan` is the result of `plan_summary`."""
     axes = {"rows": "rows", "source": "source", "target": "target"}
     noun = "pairs"
     if not any(shape["source"] for shape in plan["shapes"]):  # a language model
@@ -68,7 +68,7 @@ def describe_batches(plan: dict[str, Any]) -> str:
 
 
 def starts_from_import(checkpoints: Checkpoints, step: int) -> bool:
-    """Tell whether training starts from an imported model: only `import` writes a checkpoint of step 0."""
+    """Return whether training starts from checkpoint 0, which has the parameters of `import` or --init."""
     return step == IMPORTED_STEP and IMPORTED_STEP in checkpoints.steps()
 
 
@@ -108,7 +108,7 @@ def describe_doubts(config: Config, platform: str) -> Iterator[str]:
 
 
 def describe_long_warmup(config: Config) -> Iterator[str]:
-    """Tell what a warm-up beyond the last update does to the learning rate."""
+    """Yield a message about the highest learning rate if the warm-up is longer than the training."""
     warmup, steps = warmup_updates(config.optim, total_steps=config.train.steps), config.train.steps
     if warmup > steps:
         yield (

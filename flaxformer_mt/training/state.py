@@ -1,6 +1,6 @@
-"""The training state: everything that an update reads and writes, as one pytree.
+"""The training state: everything that a training step reads and changes, as one pytree.
 
-The state contains no random key: the key of dropout is derived from the seed and the step.
+The state contains no random key, since the key of dropout is derived from the seed and the step.
 """
 
 import dataclasses
@@ -37,11 +37,15 @@ _LEAST_SCANNED = 3
 def choose_scan(
     config: Config, *, platform: str, device_kind: str, devices: int = 1, cores: int | None = None
 ) -> tuple[ModelConfig, str]:
-    """Return the network to train, with model.scan_layers resolved, and how auto was decided, for the log.
+    """Replace model.scan_layers=auto by True or False; return the model config, and the reason for the log.
 
-    On GPUs, auto scans where compiling would take longer without than all updates of the run do with a scan.
-    Optimizers that see whole arrays need layers apart; CPUs and TPUs compile deep stacks in time. `devices`
-    share a batch; `cores` of the processor compile.
+    auto scans over the layers only on GPUs, where it saves more compile time than the steps of the run lose
+    by the scan. It never scans for Muon and Adafactor, which treat an array as a whole and so need one array
+    per layer.
+
+    Args:
+      devices: the number of devices that share a batch.
+      cores: the number of processor cores that compile; None: all that this process may use.
     """
     model = config.model
     depths = [model.num_decoder_layers]
@@ -68,7 +72,11 @@ def choose_scan(
 
 
 def make_training_model(config: Config, parallel: Parallel, *, sizes: tuple[int, int]) -> tuple[Model, str]:
-    """Make the network for vocabularies of these sizes; return also how its scan was decided, for the log."""
+    """Make the network for training; return it with the log message of `choose_scan`.
+
+    Args:
+      sizes: the sizes of the source and the target vocabulary.
+    """
     network, layers = choose_scan(
         config,
         platform=parallel.platform,
@@ -89,9 +97,9 @@ def make_training_model(config: Config, parallel: Parallel, *, sizes: tuple[int,
 class TrainState:
     """Parameters, optimizer state, moving average and counters.
 
-    step: the number of updates so far, skipped ones included. ema_params: the exponential moving average of
-    the parameters, or None. skipped: the number of updates that were skipped because of a non-finite loss or
-    gradient. skipped_in_a_row: the number of updates skipped since the last finite one.
+    step: the number of steps so far, including skipped steps. ema_params: the exponential moving average of
+    the parameters, or None. skipped: the number of steps that were skipped because of a non-finite loss or
+    gradient. skipped_in_a_row: the number of steps skipped since the last step that was not skipped.
     """
 
     step: Array
@@ -108,7 +116,10 @@ class TrainState:
 
 
 def init_training_params(model: Model, config: Config, seed: Array | int, **placement: Any) -> Any:
-    """Draw the initial parameters of the network, and the factors that optim.lora asks for."""
+    """Initialize the parameters of the network at random and, with optim.lora, the LoRA factors.
+
+    `placement` are keyword arguments of `init_params`.
+    """
     key, lora = jax.random.key(seed), config.optim.lora
     params = init_params(model, key, **placement)
     if not lora.rank:

@@ -1,4 +1,4 @@
-"""`StopRequest`: SIGTERM and SIGINT end training after the update in progress, with a checkpoint."""
+"""`StopRequest`: SIGTERM and SIGINT end training, with a checkpoint, after the step in progress."""
 
 import contextlib
 import os
@@ -10,13 +10,13 @@ from flaxformer_mt.parallel.processes import any_process, process_count
 
 
 class StopRequest:
-    """Context manager that records the first SIGTERM or SIGINT; a second one raises KeyboardInterrupt.
+    """A context manager that records the first SIGTERM or SIGINT; a second one raises KeyboardInterrupt.
 
-    Outside of the main thread nothing is ever received.
+    If it is entered outside of the main thread, it records no signals.
     """
 
     def __init__(self, *, announce: bool = True) -> None:
-        """`announce`: acknowledge the signal on standard error."""
+        """With `announce`, the first signal is acknowledged on standard error."""
         self.received: signal.Signals | None = None
         self._announce = announce
         self._previous: dict[signal.Signals, Any] = {}
@@ -42,7 +42,7 @@ class StopRequest:
             os.write(2, f"\n{self.received.name}: saving after this step; repeat to end at once\n".encode())
 
     def is_due(self, *, at_log_step: bool) -> bool:
-        """Tell whether to stop now; several processes stop together, and ask each other at log steps only."""
+        """Return whether to stop now; several processes agree on it, at log steps only, and stop together."""
         if process_count() > 1:
             if not at_log_step or not any_process(self.received is not None):
                 return False
@@ -51,5 +51,5 @@ class StopRequest:
 
     @property
     def exit_status(self) -> int:
-        """The exit status that a shell expects of a process ended by this signal: 128 + its number."""
+        """The exit status by which a shell recognizes the signal: 128 + its number; 0 without a signal."""
         return 128 + self.received if self.received is not None else 0

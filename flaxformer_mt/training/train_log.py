@@ -1,4 +1,4 @@
-"""The training log: lines of mean loss, speed, padding and utilization of the updates since the last one."""
+"""The training log: each line has mean loss, speed, padding and utilization since the previous line."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,7 @@ from flaxformer_mt.training.update import StepMetrics
 
 
 class Totals(NamedTuple):
-    """Sums over tokens, in float64 and one update at a time, so that resuming changes no bit of them."""
+    """Sums over tokens, in float64 and added step by step, so that a resumed run logs identical values."""
 
     loss_sum: float = 0.0
     weight: float = 0.0
@@ -33,7 +33,7 @@ class Totals(NamedTuple):
     aligned: float = 0.0
 
     def means(self, config: TrainConfig) -> dict[str, float]:
-        """Return the means per token; nan without tokens. `alignment_loss` is per aligned token."""
+        """Return the means per token, nan without tokens; `alignment_loss` is a mean per aligned token."""
         weight = self.weight or math.nan
         accuracy = {"accuracy": self.correct_sum / weight} if config.log_accuracy else {}
         alignment = {"alignment_loss": self.alignment_sum / self.aligned} if self.aligned else {}
@@ -45,9 +45,9 @@ _MOST_SKIPPED = 20
 
 
 class TrainingLog:
-    """Sums the metrics of updates, and logs them every `train.log_every` updates and after each epoch.
+    """Sums the metrics of steps, and logs them every `train.log_every` steps and after each epoch.
 
-    An update is read once the next one has been dispatched, so that the devices always have work.
+    A step's metrics are read after the next step has been dispatched, so that the devices always have work.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class TrainingLog:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start the clock, and that of the tracker; go on with the log of the checkpoint."""
+        """Start the clocks of the log and the tracker; continue with the sums that the checkpoint stored."""
         self._tracker, self._config, self._clock = tracker, setup.config, clock
         self._parallel, self._target_size = setup.parallel, setup.prepared.vocabs.target.size
         progress = setup.progress
@@ -83,7 +83,7 @@ class TrainingLog:
         tracker.start_clock()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the sums since the last lines, for a checkpoint; waits for the newest update."""
+        """Return the sums since the last log lines, for a checkpoint; wait for the newest step."""
         self._read_newest()
         self._pool_work()
         return {
@@ -98,9 +98,10 @@ class TrainingLog:
         }
 
     def add(self, step: int, metrics: StepMetrics, batches: Sequence[BatchArray], epoch: int) -> None:
-        """Add an update that has been dispatched; wait for the one before, and log the lines that it ends.
+        """Add a dispatched step; wait for the previous step, and log the lines that are complete with it.
 
-        `epoch` is that of the next batch. An update of two epochs belongs to the first one and ends it.
+        `epoch` is the epoch of the next batch. If a step has batches of two epochs, it belongs to the first
+        of them and ends it.
         """
         ended = self._watcher.submit(self._time_when_ready, metrics.weight)
         self._read_newest()
@@ -120,14 +121,14 @@ class TrainingLog:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Measure how long the loop waits for batches, of which the part after the last update counts."""
+        """Measure how long the body waits for batches; only time after the previous step's end counts."""
         start = self._clock()
         yield
         self._wait = start, self._clock()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Read the newest update, and stop the clock while something other than training runs."""
+        """Read the newest step's metrics, and stop the clock during the body: an evaluation or checkpoint."""
         self._read_newest()
         self._count_seconds()
         yield
@@ -144,7 +145,7 @@ class TrainingLog:
             self._log_updates(step, self._metrics)
 
     def _read_newest(self) -> None:
-        """Add the newest update to the sums, and log the lines that it ends; wait for it."""
+        """Wait for the newest step, add it to the sums, and log the lines that are complete with it."""
         if self._unread is None:
             return
         (step, metrics, epoch, ended), self._unread = self._unread, None
@@ -166,7 +167,7 @@ class TrainingLog:
             self._tracker.log(step, "epoch", values)
 
     def _log_updates(self, step: int, metrics: StepMetrics) -> None:
-        """Log the updates since the last line; raise if too many in a row were skipped."""
+        """Log the steps since the last line; raise UserError if too many steps in a row were skipped."""
         self._pool_work()
         self._count_seconds()
         rate = float(metrics.learning_rate)
@@ -188,7 +189,7 @@ class TrainingLog:
             )
 
     def _pool_work(self) -> None:
-        """Sum the counts of all processes in the first one, since each process counts its own rows only."""
+        """Add up the work of all processes in process 0, since each process counts only its own rows."""
         if process_count() == 1:
             return
         local = self._work if self._parallel.counts_rows else Work()
@@ -196,7 +197,7 @@ class TrainingLog:
         self._work = sum((Work(**json.loads(text)) for text in pooled), Work()) if is_first() else Work()
 
     def _describe_usage(self) -> dict[str, float]:
-        """Return token counts, speeds and shares of a line; what devices do not tell is absent."""
+        """Return counts, speeds and shares for a log line, without values that devices do not report."""
         seconds, work = max(self._seconds, 1e-9), self._work
         rate = training_flops(self._config.model, work, target_size=self._target_size) / seconds
         values = {

@@ -1,7 +1,7 @@
-"""Which parameters are trained: all, all but those of optim.freeze, or those of optim.lora.
+"""Selects the trained parameters: all, all except optim.freeze, or the parameters of optim.lora.
 
-Gradients, their sums and the optimizer's state have the trained parameters only. Patterns are compared with
-the paths of parameters.
+Gradients, their sums and the optimizer state contain only the trained parameters. The patterns of the config
+are matched against parameter paths.
 """
 
 import collections
@@ -16,7 +16,7 @@ from flaxformer_mt.parameter_trees import flatten_tree, nest_leaves, unflatten_l
 
 
 def is_frozen(path: str, patterns: Sequence[str]) -> bool:
-    """Return whether a pattern matches the path of a parameter, or the beginning of its path.
+    """Return whether one of the patterns matches the path of a parameter, or a parent of this path.
 
     `encoder` and `*/layers_0/*` both match `encoder/layers_0/norm/scale`.
     """
@@ -24,7 +24,7 @@ def is_frozen(path: str, patterns: Sequence[str]) -> bool:
 
 
 def is_trained(path: str, optim: OptimConfig) -> bool:
-    """Tell whether a parameter is trained; with optim.lora, a factor or one of `also_train`."""
+    """Return whether a parameter is trained; with optim.lora, factors and `also_train` parameters are."""
     if optim.lora.rank:
         is_factor = path.startswith(f"{FACTORS}/") and path.endswith(("/down", "/up"))
         return is_factor or is_frozen(path, optim.lora.also_train)
@@ -32,14 +32,14 @@ def is_trained(path: str, optim: OptimConfig) -> bool:
 
 
 def select_trained(tree: Any, optim: OptimConfig) -> Any:
-    """Return the part of a tree of parameters, or of anything like it, that is trained: nested dicts."""
+    """Return the trained part of a tree that has the paths of the parameters, as nested dicts."""
     if not (optim.freeze or optim.lora.rank):
         return tree
     return nest_leaves({path: leaf for path, leaf in flatten_tree(tree).items() if is_trained(path, optim)})
 
 
 def replace_trained(params: Any, trained: Any, optim: OptimConfig) -> Any:
-    """Return all parameters, with those of `trained` in place of their own."""
+    """Return all parameters: the trained ones from `trained`, the frozen ones from `params`."""
     if not (optim.freeze or optim.lora.rank):
         return trained
     return unflatten_like(params, flatten_tree(params) | flatten_tree(trained))
@@ -50,12 +50,12 @@ def rank_at(path: str, lora: LoraConfig) -> int:
 
 
 def find_targets(params: Any, lora: LoraConfig) -> list[str]:
-    """Return the paths of the matrices that optim.lora adapts; `params` are arrays or shapes."""
+    """Return the paths of the matrices that optim.lora adapts; `params` has arrays or shapes."""
     return [path for path in flatten_tree(params) if is_matrix(path) and is_frozen(path, lora.targets)]
 
 
 def check_patterns(params: Any, optim: OptimConfig) -> None:
-    """Check optim.freeze and optim.lora against the parameters of the network, arrays or shapes."""
+    """Raise UserError if optim.freeze or optim.lora does not fit the parameters (arrays or shapes)."""
     paths = list(flatten_tree(params))
     if optim.lora.rank:
         _check_lora(params, optim.lora)
@@ -107,7 +107,7 @@ def _check_lora(params: Any, lora: LoraConfig) -> None:
 
 
 def describe_frozen(params: Any, optim: OptimConfig) -> str:
-    """Return how many of the parameters are trained, for the log; "" if none is frozen."""
+    """Return a log message that says how many parameters are trained; "" if none is frozen."""
     sizes = {path: leaf.size for path, leaf in flatten_tree(params).items()}
     trained = sum(size for path, size in sizes.items() if is_trained(path, optim))
     if trained == sum(sizes.values()):

@@ -1,8 +1,8 @@
-"""The update of one batch, as pure functions.
+"""The training step, as pure functions: gradient, optimizer update and metrics.
 
-Gradients are sums over tokens. They are added over devices by `Parallel.over_rows` and over microbatches by
-`add_sums`, then divided once by the number of tokens, so the update is the same for any number of devices and
-of microbatches.
+Gradients are summed over tokens: `Parallel.over_rows` adds them up over devices, and `add_sums` over
+microbatches. The total is divided once by the number of tokens, so the update does not depend on the number
+of devices or microbatches.
 """
 
 import dataclasses
@@ -41,10 +41,10 @@ from flaxformer_mt.training.trained_parameters import replace_trained, select_tr
 
 @dataclass(frozen=True)
 class UpdateConfig:
-    """What the programs of an update depend on, apart from the model.
+    """The settings, apart from the model, that are compiled into the programs of a training step.
 
-    Seed and learning rate are arguments of the programs (`Hyperparameters`), so that runs which differ in
-    these alone share programs.
+    Seed and learning rate are arguments of the programs instead (`Hyperparameters`), so that runs that differ
+    only in these share compiled programs.
     """
 
     optim: OptimConfig
@@ -54,7 +54,7 @@ class UpdateConfig:
 
     @classmethod
     def of(cls, config: Config) -> "UpdateConfig":
-        """Select from a config; the fields of `optim` that are in `Hyperparameters` get the same values."""
+        """Select the settings from a config; fields that `Hyperparameters` replaces get constant values."""
         optim = dataclasses.replace(config.optim, learning_rate=1.0, schedule="constant", warmup_steps=0)
         train = config.train
         return cls(optim, train.label_smoothing, train.loss_chunk_tokens, train.log_accuracy)
@@ -63,9 +63,10 @@ class UpdateConfig:
 class LossTerm(NamedTuple):
     """A term of the loss; training minimizes the weighted sum of all terms.
 
-    sum_loss: sums the term over a batch. Its arguments are the model, bound to its parameters, the hidden
-    states [B, T, D] that the model made of the batch, and the batch.
-    collections: those of the model that `sum_loss` reads.
+    sum_loss: a function that sums the term over a batch. Its arguments are the model, bound to its
+    parameters, the model's hidden states [B, T, D] for the batch, and the batch.
+    weight: the weight of the term.
+    collections: the names of the model's Flax collections that `sum_loss` reads.
     """
 
     sum_loss: Callable[[Any, Array, Batch], TokenSums | AlignmentSums]
@@ -74,7 +75,7 @@ class LossTerm(NamedTuple):
 
 
 def sum_alignment_loss(config: ModelConfig, module: Any, hidden: Array, batch: Batch) -> AlignmentSums:
-    """Sum the cross-entropy of a head of cross-attention with given word alignments (guided alignment)."""
+    """Sum the loss of guided alignment: the cross-entropy of a cross-attention head with word alignments."""
     assert batch.alignment is not None
     stored, product = module.variables[GUIDED], module.kernels.product
     scores = head_scores(config, stored, batch, module.cross_rule(batch), product)
@@ -83,7 +84,7 @@ def sum_alignment_loss(config: ModelConfig, module: Any, hidden: Array, batch: B
 
 
 def head_scores(config: ModelConfig, stored: Any, batch: Batch, rule: MaskRule, product: Product) -> Array:
-    """Compute the float32 scores [B, T, S], before the softmax, of the head of `config.alignment`."""
+    """Compute the float32 scores [B, T, S], before the softmax, of the head that learns alignments."""
     layer = config.alignment.layer % config.num_decoder_layers
     head = unstack_layers(stored["decoder"])[f"layers_{layer}"]["cross_attention"]
     (query,), (keys,) = head["head_query"], head["head_keys"]
@@ -100,7 +101,7 @@ def head_scores(config: ModelConfig, stored: Any, batch: Batch, rule: MaskRule, 
 
 
 def make_loss_terms(model: ModelConfig, config: UpdateConfig) -> list[LossTerm]:
-    """List the terms of a config: that of tokens, and that of alignments if the model is guided by them."""
+    """Return the loss terms of a config: cross-entropy and, with guided alignment, the alignment loss."""
     sum_tokens = functools.partial(
         smoothed_cross_entropy,
         smoothing=config.label_smoothing,
@@ -115,11 +116,11 @@ def make_loss_terms(model: ModelConfig, config: UpdateConfig) -> list[LossTerm]:
 
 
 class Sums(NamedTuple):
-    """Gradient and loss, summed over tokens; weight is the number of tokens, or the sum of their weights.
+    """Gradient and loss, summed over tokens; `weight` is the number of tokens, or the sum of their weights.
 
-    gradients: of the trained parameters, as `select_trained` returns them.
-    correct_sum: the number of correctly predicted tokens; 0 without `train.log_accuracy`. alignment_sum,
-    aligned: the loss of alignments, without its weight, over so many tokens; 0 without guided alignment.
+    gradients: the gradients of the trained parameters, as `select_trained` arranges them. correct_sum: the
+    number of correctly predicted tokens; 0 without `train.log_accuracy`. alignment_sum: the alignment loss,
+    before it is weighted; aligned: the number of aligned tokens; both 0 without guided alignment.
     """
 
     gradients: Any
@@ -131,10 +132,10 @@ class Sums(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """The metrics of an update, as device scalars: reading one waits for the update.
+    """The metrics of a training step, as scalars on the devices: reading one waits for the step.
 
-    gradient_norm: before clipping. learning_rate: of the newest update that was not skipped. skipped,
-    skipped_in_a_row: the counters of the new state. correct_sum, alignment_sum, aligned: as in `Sums`.
+    gradient_norm: the norm before clipping. learning_rate: the rate of the newest step that was not skipped.
+    skipped, skipped_in_a_row: the counters of the new state. The other fields are as in `Sums`.
     """
 
     loss_sum: Array
@@ -167,9 +168,9 @@ def sum_losses(
 def make_gradient_step(
     model: Model, config: UpdateConfig, *, loss_terms: Sequence[LossTerm] = ()
 ) -> Callable[..., Sums]:
-    """Build the pure function from parameters, numbers, step and batch to the summed gradient and losses.
+    """Build the function that computes the summed gradient and losses of a batch (or microbatch).
 
-    `loss_terms` are further ones, which run after those of the config.
+    `loss_terms` are added after the loss terms of the config.
     """
     terms = [*make_loss_terms(model.config, config), *loss_terms]
 
@@ -204,9 +205,9 @@ def make_gradient_step(
 def make_update(
     config: UpdateConfig, *, platform: str = "cpu"
 ) -> Callable[[TrainState, Hyperparameters, Sums], tuple[TrainState, StepMetrics]]:
-    """Build the pure update: division by the weight, clipping, optimizer, moving average.
+    """Build the function that updates a state: division by the weight, clipping, optimizer, moving average.
 
-    If the loss or the gradient norm is NaN or infinite, the update changes only the counters.
+    If the loss or the gradient norm is NaN or infinite, only the counters of the state change.
     """
 
     def update(state: TrainState, numbers: Hyperparameters, sums: Sums) -> tuple[TrainState, StepMetrics]:
@@ -258,11 +259,11 @@ def make_update(
 
 
 def _take_if(finite: Array, apply: Callable[..., Any], *state: Any, platform: str) -> Any:
-    """Return apply(*state) if the gradient is finite, else the state.
+    """Return apply(*state) if `finite`, else the state.
 
-    On a GPU, the host waits for the gradient before it can launch a branch of a conditional, so that there
-    each element is selected, inside of the loop that computes it. On a CPU, XLA writes a selection into new
-    arrays, and the result of a branch into the donated ones. A TPU decides by itself.
+    On a CPU this is a conditional, whose result XLA writes into the donated arrays; an elementwise selection
+    would need new arrays. Elsewhere it is an elementwise selection, since on a GPU the host would have to
+    wait for the gradient before it could launch a branch of a conditional.
     """
     if platform == "cpu":
         return jax.lax.cond(finite, apply, lambda *same: same, *state)
@@ -272,7 +273,7 @@ def _take_if(finite: Array, apply: Callable[..., Any], *state: Any, platform: st
 def make_train_step(
     model: Model, config: UpdateConfig, parallel: Parallel, *, loss_terms: Sequence[LossTerm] = ()
 ) -> Callable[[TrainState, Hyperparameters, Any], tuple[TrainState, StepMetrics]]:
-    """Build the pure update from one batch, whose rows the devices of `parallel` share."""
+    """Build the training step of one batch, whose rows are split over the devices of `parallel`."""
     gradient_step = make_gradient_step(model, config, loss_terms=loss_terms)
     gradient_step = parallel.over_rows(gradient_step, batch=3)
     update = make_update(config, platform=parallel.platform)

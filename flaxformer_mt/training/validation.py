@@ -1,4 +1,4 @@
-"""Validation during training: likelihood, and scores of greedy translations of the validation set."""
+"""Validation during training: loss and perplexity, and scores of greedy translations."""
 
 import dataclasses
 import time
@@ -32,16 +32,20 @@ _SAMPLES = 3
 
 
 class Validation:
-    """Loss, perplexity and accuracy on the validation set, with BLEU, chrF and other scores of greedy search.
+    """Computes loss, perplexity, accuracy and translation scores (BLEU, chrF, ...) on the validation set.
 
-    Of several directions, BLEU and chrF are the means over directions, followed by those of each.
-    A language model does not translate, and has no scores.
+    Translations are made by greedy search. With several directions, BLEU and chrF are the means over the
+    directions, followed by the scores of each direction. A language model has no translation scores.
     """
 
     def __init__(
         self, config: Config, prepared: Prepared, model: Any, parallel: Parallel, *, like: Any
     ) -> None:
-        """Compile nothing yet; a model whose parameters, as `like`, are too large is searched as split."""
+        """Prepare validation; nothing is compiled yet.
+
+        `like` has the shapes of the model's parameters: if they are too large for one device, search uses
+        parameters that are split over the devices of `parallel`.
+        """
         assert prepared.valid_pairs is not None and prepared.valid is not None
         vocab = prepared.vocabs.target
         self._config = config
@@ -88,10 +92,10 @@ class Validation:
         self._translator = Translator(trained, warn=ignored.append)
 
     def compile_beside(self, params: Any, clock: CompileClock) -> None:
-        """Begin to compile the programs of an evaluation in a thread, while training goes on.
+        """Start to compile the programs of an evaluation in a thread while training continues.
 
-        Does nothing in several processes, and where programs are compiled when they are needed. Of `params`,
-        only shapes, dtypes and shardings are read; `clock` does not count this time.
+        With several processes, or if programs are not compiled ahead, this does nothing. Only shapes, dtypes
+        and shardings of `params` are read; `clock` does not count the time of this thread.
         """
         if process_count() > 1 or not compiles_ahead(self._config, self._parallel.platform):
             return
@@ -141,7 +145,7 @@ class Validation:
         return values | decide_once(lambda: self._scorer.score(evaluation)) | {"seconds": seconds}
 
     def _sets(self) -> Iterator[tuple[list[str], dict[str, Any]]]:
-        """Yield the sources of each direction, and the options to translate them."""
+        """Yield the source lines of each direction, and the keyword arguments to translate them."""
         for direction, rows in self._scorer.directions:
             part = slice(rows.start, rows.stop)
             several = {"source_language": direction.source, "target_language": direction.target}
@@ -149,13 +153,13 @@ class Validation:
             yield self._sources[part], {"documents": self._documents[part] or False, **languages}
 
     def _compile_steps(self, params: Any) -> None:
-        """Compile the loss for the shapes of all batches at once, instead of one after the other."""
+        """Compile the loss for all batch shapes in parallel, instead of one after the other."""
         # As they are run: a batch has the rows of this process alone, and all rows once it is placed.
         self._steps.compile_all((params, self._parallel.put(batch)) for batch in self._batches)
 
 
 def choose_samples(translations: Translations) -> list[Sample]:
-    """Three sentences, evenly spread over the set; blank sources are left out."""
+    """Choose three translations, evenly spread over the set, whose sources are not blank."""
     rows = list(map(Sample, translations.sources, translations.references, translations.hypotheses))
     rows = [row for row in rows if not is_blank(row.source)]
     count = min(_SAMPLES, len(rows))

@@ -1,1 +1,1 @@
-"""Workers that may die: a map over blocks by processes of this machine or actors of a Ray cluster."""
+"""Maps a function over blocks of work, with worker processes or Ray actors; survives the death of workers."""

@@ -1,6 +1,7 @@
 """Workers that are actors of a Ray cluster; the only module that imports Ray.
 
-Ray chooses their machines, and shows each of them its own accelerator. It restarts nothing by itself.
+Ray chooses a machine for each actor, and lets each actor see only its own accelerator. Actors that die are
+not restarted by Ray.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ class _Function(BlockFunction):
 
 
 class _Actor:
-    """A worker that is an actor."""
+    """A worker that is an actor, with the same methods as `WorkerProcess`."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
@@ -53,14 +54,13 @@ class _Actor:
 def open_cluster(
     make: Callable[[], Any], address: str, count: int | None
 ) -> Iterator[tuple[Callable[[int], _Actor], int]]:
-    """Connect to a cluster, and leave it after the body; yield a function that starts an actor, and how many.
-
+    """Connect to a Ray cluster during the body; yield a function that starts an actor, and their number.
     Args:
-      make: makes the function of a block, in each actor.
-      address: HOST:PORT or ray://HOST:PORT of the cluster; auto: the one that this machine belongs to;
-        local: a new one on this machine, which ends with this process.
-      count: number of actors. None: one for each accelerator of the cluster, or for each of its machines if
-        it has none.
+      make: returns the function that processes a block; called once in each actor.
+      address: HOST:PORT or ray://HOST:PORT of the cluster; auto: the cluster that this machine belongs to;
+        local: a new cluster on this machine, which ends with this process.
+      count: the number of actors; None: one per accelerator of the cluster, or one per machine if it has no
+        accelerators.
     """
     # Ray would report its use over the network.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -1,7 +1,8 @@
-"""A map over blocks by workers that may die: processes of this machine, or actors of a Ray cluster.
+"""A pool that maps a function over blocks of work and survives the death of workers.
 
-A ProcessPoolExecutor does not serve: when a process dies, it ends all others, does not say whose block it
-was, and waits forever for the rest of a result that was being sent.
+Workers are processes of this machine or actors of a Ray cluster. A ProcessPoolExecutor is not suitable: when
+a process dies, it ends all others, does not say which block the process had, and may wait forever for the
+rest of a result.
 """
 
 import collections
@@ -27,7 +28,7 @@ _AHEAD = 2
 
 
 class PoolOptions(NamedTuple):
-    """The number of workers, and the Ray cluster that they run on; without either, there are none."""
+    """The number of workers, and the Ray cluster on which they run; both None: no workers."""
 
     workers: int | None = None
     ray: str | None = None
@@ -37,20 +38,20 @@ NO_POOL = PoolOptions()
 
 
 def choose_pool(workers: int | None, ray: str | None) -> PoolOptions:
-    """Return the workers that flags ask for; without flags, one for each core of this machine."""
+    """Return the pool that the flags --workers and --ray select; without flags, one process per core."""
     return PoolOptions(core_count() if workers is None and ray is None else workers, ray)
 
 
 @contextlib.contextmanager
 def open_workers(make: Callable[[], Callable[[Any], Any]], pool: PoolOptions) -> Iterator[Any]:
-    """Start workers, and end them after the body.
+    """Start workers, and stop them after the body.
 
-    Yields a function, `map_blocks(blocks, name=...)`, which yields the result of each block, in order; `name`
-    returns what messages call a block, as "lines 1 to 9".
+    Yields a function `map_blocks(blocks, name=...)`, which yields the results of the blocks in order. `name`
+    returns the name of a block in messages, such as "lines 1 to 9".
 
     Args:
-      make: makes the function of a block, once in each worker; it is sent there as pickle does it.
-      pool: without workers, blocks are worked on in this process.
+      make: returns the function that processes a block; it is pickled, and called once in each worker.
+      pool: the workers to start; without workers, this process does the work.
     """
     if pool == NO_POOL:
         function = make()
@@ -71,7 +72,7 @@ def open_workers(make: Callable[[], Callable[[Any], Any]], pool: PoolOptions) ->
 
 
 class _WorkerPool:
-    """Workers, which load while this process goes on, and a thread for each, which waits for its answers."""
+    """A pool of workers; each has a thread in this process that waits for its answers."""
 
     def __init__(self, start: Callable[[int], Any], count: int) -> None:
         self._start, self._count, self._closed = start, count, False
@@ -100,7 +101,7 @@ class _WorkerPool:
             yield answer.result
 
     def _submit(self, blocks: Iterable[Any], name: Callable[[Any], str]) -> Iterator[Future[Answer]]:
-        """Yield the future of each block; what is wrong with one is raised when those before are done."""
+        """Yield a future for each block; a UserError that `blocks` raises is the last answer."""
         try:
             for block in blocks:
                 yield self._threads.submit(self._work, block, name(block))
@@ -108,7 +109,7 @@ class _WorkerPool:
             yield self._threads.submit(Answer, error=error)
 
     def _work(self, block: Any, name: str) -> Answer:
-        """Give a block to an idle worker, and to further ones while it dies."""
+        """Send a block to an idle worker; if the worker dies, start another one and try again."""
         place, losses = self._idle.get(), 0
         try:
             while True:
@@ -124,7 +125,7 @@ class _WorkerPool:
             self._idle.put(place)
 
     def _tell_loss(self, loss: WorkerLost, name: str, losses: int) -> None:
-        """Raises UserError if that was the last try."""
+        """Warn that a worker has died; raise UserError if this was the last try."""
         if self._closed:
             raise loss
         if losses == TRIES:

@@ -1,4 +1,4 @@
-"""A worker that is a process of this machine, and what runs inside of any worker."""
+"""A worker that is a process of this machine, and the code that runs inside any worker."""
 
 import contextlib
 import multiprocessing
@@ -15,7 +15,7 @@ from flaxformer_mt.errors import FlaxformerWarning, UserError, name_signal
 
 
 class Answer(NamedTuple):
-    """What a worker says about one block; of each warning its text, category, file and line."""
+    """The answer of a worker to one block: its result or error, and warnings (text, category, file, line)."""
 
     result: Any = None
     error: Exception | None = None
@@ -23,11 +23,11 @@ class Answer(NamedTuple):
 
 
 class WorkerLost(Exception):
-    """A worker has ended before it answered; the message says how, as in "was ended by SIGKILL"."""
+    """Raised if a worker ends before it answers; the message says how, as in "was ended by SIGKILL"."""
 
 
 class BlockFunction:
-    """The inside of a worker: the function of a block, whose results, warnings and errors become answers."""
+    """Runs inside a worker: calls the function for a block, and returns an `Answer`."""
 
     def __init__(self, make: Callable[[], Callable[[Any], Any]]) -> None:
         self._made = _call(make)
@@ -54,7 +54,7 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Answer:
 
 
 class WorkerProcess:
-    """The process of a worker; `place` is its number, and that of its accelerator."""
+    """A worker process; `place` is the number of the worker and of its accelerator."""
 
     def __init__(self, make: Callable[[], Callable[[Any], Any]], place: int) -> None:
         spawn = multiprocessing.get_context("spawn")  # JAX has threads, which a fork would lose
@@ -72,7 +72,7 @@ class WorkerProcess:
             self._pipe.send(make)
 
     def ask(self, block: Any) -> Answer:
-        """Send a block, and wait for its answer. Raises WorkerLost if the process ends before."""
+        """Send a block and wait for its answer; raise WorkerLost if the process ends before it answers."""
         try:
             self._pipe.send(block)
             return self._pipe.recv()
@@ -83,13 +83,13 @@ class WorkerProcess:
             raise WorkerLost(loss) from None
 
     def stop(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self._process.kill()
         self._process.join()
 
 
 def _serve(pipe: Connection, place: int) -> None:
-    """Run in a process until its pipe is closed: also if the process at the other end was killed."""
+    """Answer blocks until the pipe is closed, which also happens if the parent process is killed."""
     # Before `make` imports JAX, which then looks for devices. Without such devices, they have no effect.
     os.environ |= {
         "JAX_CUDA_VISIBLE_DEVICES": str(place),
