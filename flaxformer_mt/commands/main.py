@@ -258,7 +258,7 @@ COMMANDS = {
         command_options.ServeOptions,
         serve,
         words=("run",),
-        examples={"runs/a --port=5000": "a page and LibreTranslate's interface at http://127.0.0.1:5000"},
+        examples={"runs/a --port=5000": "a page and LibreTranslate's API at http://127.0.0.1:5000"},
     ),
     "doctor": _Command(
         command_options.DoctorOptions,

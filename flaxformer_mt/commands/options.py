@@ -601,7 +601,7 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class ServeOptions(ScorerOptions, CheckpointOptions, SearchModelOptions, ShortlistOptions, LetterCaseOptions):
-    """Serves models over HTTP, with LibreTranslate's interface and a page to try them."""
+    """Serves models over HTTP, with LibreTranslate's API and a page to try them."""
 
     # Run directory of a trained model, or with --backend=ctranslate2 folder of an exported model. For several
     # language pairs, give several: --run=A --run=B.
