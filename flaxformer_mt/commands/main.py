@@ -69,17 +69,17 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Writes a page about runs: curves, scores, differing sentences, configs and data, in one HTML file."""
+    """Writes an HTML page about runs: curves, scores, differing sentences, configs and data."""
 
     # Run directories, separated by commas or each with its own --run; the first one is compared with the
     # others.
     run: Annotated[tuple[str, ...], WITH_COMMAS]
     # The HTML file.
     output: Path = Path("report.html")
-    # Name of the translations to compare: RUN/translations/NAME.hypothesis, which `evaluate` writes.
+    # Name of the translations to compare, which `evaluate` wrote to RUN/translations/NAME.hypothesis.
     name: str = "test"
-    # Numbers of the sentences, from 1, whose attention is shown, such as 1,17; the model of the first run is
-    # loaded and translates these sentences. Empty: none.
+    # Numbers, from 1, of the sentences whose attention is shown, such as 1,17; the model of the first run
+    # translates these sentences. Empty: none.
     attention: tuple[int, ...] = ()
 
 
@@ -190,8 +190,8 @@ COMMANDS = {
         _show,
         words=("config",),
         examples={
-            "wmt14_en_de_base": "its size, and what a step costs",
-            "wmt14_en_de_base --target=h100:8": "whether it fits into eight H100, without having them",
+            "wmt14_en_de_base": "the size of the model and the cost of a step",
+            "wmt14_en_de_base --target=h100:8": "whether training fits on eight H100 GPUs",
         },
         summarize=_summarize_experiment,
     ),
@@ -209,7 +209,7 @@ COMMANDS = {
         words=("run",),
         examples={
             "runs/a": "the test set of the run's data",
-            "runs/a --source=new.de --reference=new.en --against=runs/b": "other text; is runs/b better?",
+            "runs/a --source=new.de --reference=new.en --against=runs/b": "other text, compared with runs/b",
         },
         summarize=summarize_scores,
     ),
@@ -219,7 +219,7 @@ COMMANDS = {
         words=("run", "input"),
         examples={
             "runs/a in.de --output=out.en": "a file",
-            "runs/a --beam_size=8 --n_best=8 --scores < in.de": "the eight best of each line",
+            "runs/a --beam_size=8 --n_best=8 --scores < in.de": "the eight best translations of each line",
         },
     ),
     "score": _Command(
