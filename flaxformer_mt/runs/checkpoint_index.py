@@ -121,7 +121,7 @@ class CheckpointIndex:
         )
 
     def find_newest_undamaged(self) -> tuple[int | None, str]:
-        """Return the newest undamaged step, or None, and a warning about newer, damaged checkpoints, or ""."""
+        """Return the newest undamaged step, or None, and a warning about newer damaged ones, or ""."""
         damages: list[str] = []
         for step in reversed(self.steps()):
             damage = self._find_damage(self.folder(step))

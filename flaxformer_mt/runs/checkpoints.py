@@ -246,7 +246,7 @@ class Checkpoints(CheckpointIndex):
         return atomic_folder.read_metadata(folder)["trees"]
 
     def describe_params(self, which: int | str) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return types and shapes of the arrays that `restore_params` reads, before it merges LoRA factors."""
+        """Return types and shapes of what `restore_params` reads, before it merges LoRA factors."""
         trees = self.read_specs(which)
         stored = next((trees[name] for name in _INFERENCE_TREES if trees.get(name)), {})
         return {path: make_like(spec) for path, spec in stored.items()}
