@@ -1,6 +1,6 @@
-"""The server's interface: paths, statuses and errors, as LibreTranslate's clients expect them.
+"""The HTTP interface of the server: paths, statuses and errors that LibreTranslate's clients expect.
 
-Every request that fails is answered with {"error": MESSAGE}, and leaves one line in the log.
+The answer to a request that fails is {"error": MESSAGE}; each failure also adds one line to the log.
 """
 
 import functools
@@ -97,7 +97,7 @@ class _Server:
         }
 
     async def answer(self, path: str, endpoint: Endpoint, request: Request) -> Response:
-        """Answer a request, also with an error, and count it by `path`."""
+        """Answer a request, possibly with an error, and count it by `path`."""
         start = time.monotonic()
         try:
             hosts = self._options.allowed_hosts
@@ -120,7 +120,7 @@ class _Server:
         return self._answer_error(request, error)
 
     def _answer_error(self, request: Request, error: Exception) -> Response:
-        """Return the answer, and log it, or the cause, which is not for the client."""
+        """Return the answer to a failed request; log its message, or an internal cause instead."""
         headers, cause, lines = None, "", []
         match error:
             case HTTPException():
@@ -257,5 +257,5 @@ class _Server:
 
 
 def _find_address(request: Request) -> str:
-    """Return the address that clients use: a proxy may serve the paths under a prefix, which it names."""
+    """Return the server's address for clients, with the path prefix that a proxy names in a header."""
     return str(request.base_url).rstrip("/") + request.headers.get("x-forwarded-prefix", "").rstrip("/")
