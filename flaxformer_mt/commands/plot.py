@@ -38,7 +38,7 @@ Figures = dict[str, Any]
 
 
 def plot(options: PlotOptions) -> dict[str, Any]:
-    """Plot the training of a run and, with --source, the attention weights of a sentence; return JSON values."""
+    """Plot the training of a run and, with --source, the attention weights of a sentence; return paths."""
     run_dir, source, checkpoint = open_copy(options.run), options.source, options.checkpoint
     config = read_config(run_dir / "config.json")
     output = options.output or run_dir / "plots"

@@ -47,7 +47,7 @@ class ModelThread:
         return future
 
     def stop(self, *, patience: float | None = None) -> None:
-        """End the thread after its current step; wait at most `patience` seconds. Unanswered requests fail."""
+        """End the thread after its current step, or wait `patience` seconds; unanswered requests fail."""
         self._arriving.put(None)
         self._thread.join(patience)
 
