@@ -143,11 +143,11 @@ class ProcessOptions:
 
     # ---- several processes ----
 
-    # HOST:PORT of process 0, reachable by all processes of a job. None: one process, or --distributed.
+    # HOST:PORT of process 0, reachable by all processes of a job. None: one process, or set by --distributed.
     coordinator: str | None = None
-    # Number of processes of a job. None: one process, or --distributed.
+    # Number of processes of a job. None: one process, or set by --distributed.
     processes: int | None = None
-    # Index of this process in a job of several, from 0. None: one process, or --distributed.
+    # Index of this process in a job of several, from 0. None: one process, or set by --distributed.
     process: int | None = None
     # Take --coordinator, --processes and --process from Slurm, GKE, a TPU pod or Open MPI.
     distributed: bool = False
@@ -357,11 +357,11 @@ class TranslateOptions(
     then: str | None = None
     # ---- requirements on translations ----
 
-    # File with a prefix that each translation must begin with, one line for each input line; an empty line
+    # File with one line for each input line: the text with which the translation must begin. An empty line
     # sets no prefix. None: no prefixes.
     prefix: str | None = None
-    # File with phrases that translations must contain, one line for each input line, with tabs between
-    # phrases; an empty line requires nothing. None: no required phrases.
+    # File with one line for each input line: phrases that the translation must contain, separated by tabs. An
+    # empty line requires nothing. None: no required phrases.
     required: str | None = None
     # ---- what is written ----
 
@@ -466,7 +466,7 @@ class PlotOptions(CheckpointOptions):
 
     # Run directory to plot.
     run: Path
-    # Source sentence to translate and plot the attention of. Empty: no attention plots.
+    # Source sentence to translate, with plots of the attention weights. Empty: no attention plots.
     source: str = ""
     # Folder for the PNG files. None: RUN/plots.
     output: Path | None = None
@@ -539,8 +539,8 @@ class DistilOptions(CorpusOptions, LanguageOptions):
     targets: Literal["best", "nbest", "mbr", "scorer"] = "best"
     # Number of translations by --run to choose from. None: all hypotheses of the search.
     n_best: int | None = None
-    # Score of a sentence by which targets are chosen: bleu, chrf, chrf++, ter, or what --scorer defines.
-    # None: bleu for nbest, chrf for mbr.
+    # Sentence-level score by which targets are chosen: bleu, chrf, chrf++, ter, or a name that --scorer
+    # defines. None: bleu for nbest, chrf for mbr.
     metric: str | None = None
 
 

@@ -509,11 +509,11 @@ class TrainConfig:
     compile_ahead: Annotated[Literal["auto", "all", "none"], MayChange()] = "auto"
     # Number of steps between two lines of progress and metrics; the end of an epoch adds a line.
     log_every: Annotated[int, at_least(1), MayChange()] = 50
-    # Number of steps between validations (loss, BLEU). Training also ends with one.
+    # Number of steps between validations (loss, BLEU). Training also ends with a validation.
     evaluate_every: Annotated[
         int, at_least(1), USUAL, MayChange("other steps are evaluated, of which the best is chosen")
     ] = 1000
-    # Number of steps between two checkpoints. Each evaluation also saves one.
+    # Number of steps between two checkpoints. Each evaluation also saves a checkpoint.
     checkpoint_every: Annotated[
         int,
         at_least(1),
@@ -589,8 +589,8 @@ class MbrConfig:
     mbr_samples: Annotated[int, between(1, 4096)] = 32
     # ---- reranking ----
 
-    # Rerank the hypotheses of beam search by the scores of this scorer instead of the model's scores: the
-    # name of a scorer of sources and translations that --scorer defines.
+    # Name of a scorer of sources and translations, defined by --scorer. Its scores replace the model's scores
+    # in the ranking of the hypotheses of beam search.
     rerank: str = ""
     # Rank hypotheses by the model's score plus this weight times the score of rerank; evaluate --tune_rerank
     # finds a good weight. Without a weight, only the score of rerank counts.
@@ -671,8 +671,8 @@ class SearchConfig(MbrConfig, LengthConfig):
     # ---- memory ----
 
     # Maximum number of tokens searched at a time on each device: the source and all beams, padding included.
-    # If a device runs out of memory, this number is halved automatically. Without a value, it depends on the
-    # memory of the device; on CPUs it is 8192.
+    # If a device runs out of memory, this number is halved automatically. Without a value, the number depends
+    # on the memory of the device; on CPUs, it is 8192.
     batch_tokens: Annotated[int | None, at_least(1)] = None
 
 

@@ -180,7 +180,7 @@ def find_largest_differences(
     most: int,
     lowercase: bool = False,
 ) -> list[tuple[int, float, float]]:
-    """Return index and both chrF scores of the `most` sentences whose chrF differs most."""
+    """Return index and both chrF scores of the `most` sentences with the largest difference in chrF."""
     unlike = [i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b]
     ours, theirs = (
         score_sentences(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Table(NamedTuple):
-    """A table whose cells are texts, or in reports also runs or lists of lines."""
+    """Cells are texts, or in reports also runs or lists of lines; columns `numbers` are right-aligned."""
 
     heading: Sequence[Any]
     rows: Sequence[Sequence[Any]]
