@@ -1,7 +1,7 @@
 """Chooses one translation of each source, from the hypotheses of a run or the candidates of any system.
 
 For each source, DIR/choices.jsonl has all translations with their scores and problems, and the number of the
-chosen one. Writing it can be resumed; pairs, report and page are made from it.
+chosen one. Writing this file can be resumed; the pairs, the report and the HTML page are made from the file.
 """
 
 import array
@@ -45,7 +45,7 @@ class Group(NamedTuple):
 def choose(
     groups: Sequence[Group], options: DistilOptions, direction: Direction
 ) -> Iterator[tuple[int | None, list[float]]]:
-    """Yield for each group the number that --targets chooses (None if all have problems) and all scores."""
+    """Yield for each group the index of the chosen text (None if all have problems) and all scores."""
     for group, scores in zip(groups, _score(groups, options, direction), strict=True):
         numbers = [number for number, problem in enumerate(group.problems) if not problem]
         yield max(numbers, key=scores.__getitem__, default=None), scores  # of equal ones the first

@@ -80,7 +80,7 @@ def _spell(value: object) -> str:
 
 
 class CorpusFiles(NamedTuple):
-    """Fields of the config's section `data`; `links` maps links to create in `text_dir` to corpus files."""
+    """Fields of the config's section `data`; `links` maps names of links in `text_dir` to corpus files."""
 
     text_dir: Path
     train_split: str

@@ -23,7 +23,7 @@ _LORA_RATE = 3
 
 
 class Parent(NamedTuple):
-    """The run that training starts from; `parameters` is their number."""
+    """The run that training starts from, with its number of parameters."""
 
     name: str
     config: Config

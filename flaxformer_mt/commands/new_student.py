@@ -1,4 +1,4 @@
-"""`new --for=GOAL`: the config and the text of a student that learns from the teacher, and all commands."""
+"""`new --for=GOAL`: the config of a student, the texts for its distillation, and the commands to run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,7 +72,7 @@ def list_commands(run: Path, goal: str, data: DataConfig) -> list[list[str]]:
 def write_text(data: DataConfig, run: Path) -> None:
     """Write the teacher's training pairs for `distil`, and the held-out pairs for the student.
 
-    The teacher thus does not translate held-out pairs or pairs that cleaning leaves out.
+    The teacher does not translate held-out pairs or pairs that cleaning leaves out.
     """
     from flaxformer_mt.corpus.reader import Split, read_pairs
 

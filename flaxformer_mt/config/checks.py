@@ -45,7 +45,7 @@ def check_bounds(config: Config, where: str = "") -> None:
 def _refuse(section: Any, find_conflicts: Callable[[Any], Iterable[str]], where: str = "") -> None:
     """Raise UserError for wrong values in a section and for conflicts between its other fields.
 
-    Conflicts are searched with defaults in place of wrong values; conflicts that name such a field are
+    In the check for conflicts, fields with wrong values have their defaults; conflicts that name them are
     ignored.
     """
     wrong = dict(find_wrong_values(section, where))
@@ -321,7 +321,7 @@ def _find_training_conflicts(config: Config) -> Iterator[str]:
 
 
 def _find_search_conflicts(search: SearchConfig, model: ModelConfig, where: str) -> Iterator[str]:
-    """Find conflicts between search options; `where` is the prefix of their names in messages: `--`."""
+    """Find conflicts between search options; `where` precedes their names in messages: `--` or `search.`."""
     if search.coverage_penalty and model.architecture == "decoder_only":
         yield (
             f"{where}coverage_penalty is {search.coverage_penalty}, but a decoder_only model has no "

@@ -180,7 +180,7 @@ def evaluate_run(
     and scores by source length. `resampling` adds confidence intervals, and `against` adds paired tests. For
     several directions, the result contains mean scores, and the results of each direction in `directions`.
     For a language model, the result contains loss (nats per token) and perplexity. Without references, the
-    result contains only the scores of `scorers`. With `tune_rerank`, the result contains only the best
+    result contains only the scores of `scorers`. With `tune_rerank`, the result instead contains the best
     `rerank_weight`, and in `scores` the metric's score with each weight tried.
 
     Args:
@@ -323,7 +323,7 @@ def _tune_rerank(
     """Find the search.rerank_weight whose translations have the best score of a metric.
 
     The weights tried are 0 (the model alone), multiples of the ratio of the standard deviations of model
-    scores and scorer scores, and None (the scorer alone).
+    scores and scorer scores, and none (the scorer alone).
     """
     (scored, *others), search = sets, loading.search
     if search is None or not search.rerank or search.rerank_weight is not None:

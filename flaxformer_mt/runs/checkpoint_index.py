@@ -68,11 +68,11 @@ class CheckpointIndex:
         the best.
 
         The imported model, from which a run was trained further, is never deleted.
-        An interim checkpoint, saved only because the run was asked to stop, is deleted as soon as a later one
-        exists, and is excluded from the `keep_last` newest. A run that was stopped and resumed therefore
-        keeps (and averages) the same checkpoints as an uninterrupted run. Steps after `step` remain from a
-        run that was later resumed at an earlier step: they are ignored here, and overwritten when training
-        reaches them again.
+        An interim checkpoint, saved only because the run was asked to stop, is deleted as soon as a later
+        checkpoint exists, and does not count among the `keep_last` newest. A run that was stopped and resumed
+        therefore keeps (and averages) the same checkpoints as an uninterrupted run. Checkpoints after `step`
+        remain if a run was resumed at an earlier step; they are ignored here, and overwritten when training
+        reaches their steps again.
         """
         steps = [other for other in self.steps() if IMPORTED_STEP < other <= step]
         interim = {other for other in steps if self._read_undamaged(other).get("interim") is True}

@@ -115,7 +115,7 @@ class SharedSave:
             self._error = error
 
     def complete(self) -> None:
-        """Wait until the checkpoint is published; a thread of each process calls it."""
+        """Wait until the checkpoint is visible; a thread of each process calls this method."""
         problem = let_first_conclude("save", json.dumps(self._finish_own_shards()), self._conclude)
         if self._error is not None and not isinstance(self._error, OSError):
             raise self._error

@@ -44,11 +44,9 @@ _EXTENDABLE_SCHEDULES = ("noam", "inverse_sqrt", "constant")
 
 
 def check_run(run_dir: Path, config: Config) -> None:
-    """Raise UserError if the run was trained with another config, listing each differing field, or has no
-    config.
+    """Raise UserError if a trained run has no config or another config; the message lists differing fields.
 
-    A run without training steps accepts any config. The function writes nothing, and the run directory may be
-    absent.
+    An untrained run accepts any config. The function writes nothing, and the run directory may be absent.
     """
     path = local_path(run_dir) / "config.json"
     if run_dir.exists() and not run_dir.is_dir():

@@ -180,7 +180,7 @@ class _LiveDisplay(Display):
         self._progress.refresh()
 
     def width(self) -> int | None:
-        """Columns that remain next to the bar and the space after it."""
+        """Columns of the line next to the bar, without the bar and the space after the bar."""
         return self._progress.console.width - _BAR - 1
 
     def show(self, line: str, done: int) -> None:

@@ -146,7 +146,7 @@ class Tracker:
         self._services.clear()
 
     def _record(self, record: Callable[[Service], None]) -> None:
-        """Call a function for each tracker; a tracker that fails is removed, and training continues."""
+        """Call a function for each tracker; a service that fails is removed, and training continues."""
         for name, service in [*self._services.items()]:
             try:
                 record(service)

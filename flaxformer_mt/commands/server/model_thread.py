@@ -20,7 +20,7 @@ class ModelThread:
     """Runs an engine in a separate thread, which accepts requests at any time and answers with futures."""
 
     def __init__(self, engine: Engine, name: str = "", *, preparation: Iterable[object] = ()) -> None:
-        """Start the thread; while there are no requests, it does the next part of `preparation`."""
+        """Start the thread; while there are no requests, it runs the steps of the iterable `preparation`."""
         self.engine = engine
         self._preparation = iter(preparation)
         # Whether the preparation is done; may be asked by any thread.

@@ -1,6 +1,6 @@
 """Parses the body of a POST request (JSON or a form) into typed fields, or refuses the request.
 
-The names are LibreTranslate's, with a few additions. To refuse a request is to raise an HTTPException.
+The names are LibreTranslate's, with a few additions. A request is refused with an HTTPException.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ class _TranslationRequest(Fields):
     target: str = Field(description="Code of the language to translate into, as in GET /languages.")
     documents: bool | None = Field(
         None,
-        description="Whether lines are read with the lines before them in the text, up to a blank one. "
+        description="Whether the preceding lines of the text, back to a blank line, are context of a line. "
         "By default, models that were trained with data.context do so.",
     )
     glossary: str | None = Field(
@@ -100,12 +100,12 @@ class FileRequest(_TranslationRequest):
 
 
 class TextRequest(_TranslationRequest, DetectionRequest):
-    format: Literal["text", "html"] = Field("text", description="What the text is.")
+    format: Literal["text", "html"] = Field("text", description="Format of the text.")
     alternatives: int = Field(0, ge=0, description="Number of further translations.")
-    n_best: int | None = Field(None, ge=1, description="Number of hypotheses of each line to describe.")
+    n_best: int | None = Field(None, ge=1, description="Number of hypotheses per line to describe.")
     scores: bool = Field(False, description="Describe the score and the log-probability of each hypothesis.")
     alignments: Literal["words", "pieces"] | None = Field(
-        None, description="Describe which words belong together."
+        None, description="Describe the alignment of words, or of subwords (pieces)."
     )
     attention: bool = Field(False, description="Describe the attention weights of each hypothesis.")
 

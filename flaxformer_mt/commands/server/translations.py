@@ -42,7 +42,7 @@ class DirectedModel(NamedTuple):
         return most if self.then is None else min(most, self.then.most_hypotheses)
 
     async def translate(self, request: Request) -> Translation:
-        """Return the translation of a line, whose languages are this model's."""
+        """Return the translation of a line from this model's source language into its target language."""
         request = dataclasses.replace(
             request, source_language=self.source_language, target_language=self.target_language
         )
@@ -62,7 +62,7 @@ def direct(thread: ModelThread, data: DataConfig, *, title: str = "") -> dict[Pa
 
 
 def add_pivots(models: dict[Pair, DirectedModel]) -> dict[Pair, DirectedModel]:
-    """Return the models; language pairs without a model get the first two models that connect them."""
+    """Return the models, and for each language pair without a model the first two models that connect it."""
     every = dict(models)
     for (source, pivot), one in models.items():
         for (between, target), two in models.items():
@@ -128,7 +128,7 @@ class Translations:
 
     @contextlib.asynccontextmanager
     async def _reserve(self, lines: int) -> AsyncIterator[None]:
-        """Count lines as waiting, or refuse them."""
+        """Count lines as waiting, or refuse the request."""
         most, waiting = self._most_waiting, self.num_waiting
         if lines > most:
             raise HTTPException(413, f"q has {lines} lines; this server takes {most}; send several requests")
