@@ -163,7 +163,7 @@ def _count_words(line: str) -> int:
 
 
 def name_bucket(start: int, end: int | None) -> str:
-    """ "6-10", "101 or more"."""
+    """Return the name of a bucket: `6-10`, or `101 or more` for the last one."""
     return f"{start} or more" if end is None else f"{start}-{end}"
 
 

@@ -32,7 +32,7 @@ _LARGE, _BUFFERS_GB = 1 << 30, 0.128
 
 
 def write_item(folder: Path, leaves: Leaves) -> None:
-    """Write host arrays as the item `folder`, without other processes.
+    """Write host arrays as the item `folder`, from this process alone.
 
     Orbax copies all numpy arrays twice before it writes them, but copies device arrays, even on the CPU
     device, only a few at a time. Large items are therefore written as arrays of the CPU device.
@@ -98,8 +98,8 @@ def is_written_by(name: str, process: int) -> bool:
 
 
 def read_item(folder: Path, specs: Specs, likes: Mapping[str, Any] | None = None) -> Leaves:
-    """Read the arrays `specs` bit for bit, without other processes; empty arrays, which orbax does not store,
-    are made.
+    """Read the arrays `specs` bit for bit in this process alone; create empty arrays, which orbax does not
+    store.
 
     `likes` maps paths to targets. For a jax.Array or ShapeDtypeStruct, the array gets the target's sharding,
     and each device reads only its shards; without a sharding, it is placed on the default device. For other

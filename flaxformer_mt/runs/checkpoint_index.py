@@ -183,7 +183,7 @@ def _find_wrong_facts(folder: Path) -> str:
 
 
 def rank_scores(metrics: dict[str, Any], best_metric: str) -> tuple[float, float] | None:
-    """Return a key that is largest for the best checkpoint; None without a score.
+    """Return a sort key, largest for the best checkpoint, or None if `metrics` has no score.
 
     If two scores on a scale of 0 to 100 are equal when rounded to two decimals, as they are displayed, the
     lower loss wins: BLEU may stay at 0.00 while the model learns.

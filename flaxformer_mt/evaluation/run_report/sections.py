@@ -170,7 +170,7 @@ def _choose_metrics(runs: Sequence[ReportedRun]) -> list[str]:
 
 
 def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], samples: int) -> Blocks:
-    """Show the scores of the compared runs with 95% intervals, and training steps, time and size."""
+    """Make a table of runs: scores with 95% intervals, and training steps, time and number of parameters."""
     rows, signatures = [], set[str]()
     for run in runs:
         report, scores = run.report, dict[str, Bar]()
@@ -219,7 +219,7 @@ def _describe_state(run: ReportedRun) -> str:
 
 
 def make_significance(runs: Sequence[ReportedRun], samples: int) -> Blocks:
-    """Show paired bootstrap tests of the first run against each other run; [] for one run."""
+    """Make a table of paired bootstrap tests of the first run against each other run; [] for one run."""
     if len(runs) < 2 or samples < 2:
         return []
     first = runs[0]
@@ -258,7 +258,7 @@ def _time(seconds: float) -> str:
 
 
 def make_curves(runs: Sequence[ReportedRun]) -> Blocks:
-    """Plot losses, BLEU and learning rate over steps; validation losses are dashed."""
+    """Draw losses, BLEU and learning rate over steps; the lines of validation losses are dashed."""
     charts: list[Chart] = []
     for panel, title in _PANELS.items():
         lines = []
@@ -272,7 +272,7 @@ def make_curves(runs: Sequence[ReportedRun]) -> Blocks:
 
 
 def make_length_scores(runs: Sequence[ReportedRun], samples: int) -> Blocks:
-    """Show charts and a table of scores by source length."""
+    """Make charts and a table of scores by source length."""
     bars: dict[str, dict[str, list[tuple[int, Bar]]]] = {metric: {} for metric in QUICK}
     cells: dict[str, list[list[Any]]] = {}
     for run in runs:
@@ -298,7 +298,7 @@ def make_length_scores(runs: Sequence[ReportedRun], samples: int) -> Blocks:
 
 
 def make_directions(runs: Sequence[ReportedRun], samples: int) -> Blocks:
-    """Show a chart and a table of scores by direction, for multilingual runs with translations."""
+    """Make a chart and a table of scores by direction, for multilingual runs with translations."""
     cells: dict[str, list[list[Any]]] = {}  # the runs of a direction below each other
     bars = dict[str, list[tuple[int, Bar]]]()
     for run in runs:
@@ -337,9 +337,9 @@ def _first_words(text: str) -> list[str]:
 
 
 def make_sentences(runs: Sequence[ReportedRun]) -> Blocks:
-    """Show the sentences whose chrF differs most between the first run and each other run.
+    """List the sentences whose chrF differs most between the first run and each other run.
 
-    For a single run, show the sentences with the lowest chrF, compared with their references.
+    For a single run, list the sentences with the lowest chrF, compared with their references.
     """
     if not runs:
         return []
@@ -373,7 +373,7 @@ def make_sentences(runs: Sequence[ReportedRun]) -> Blocks:
 
 
 def make_config_differences(runs: Sequence[ReportedRun]) -> Blocks:
-    """Show the config fields that differ between the runs, or from the defaults for a single run."""
+    """Make a table of the config fields that differ between runs, or for a single run from the defaults."""
     tables = [flatten(run.config) for run in runs]
     if len(runs) == 1:
         defaults = flatten(type(runs[0].config)())
