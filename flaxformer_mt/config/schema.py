@@ -395,7 +395,7 @@ class ModelConfig:
     # Whether the logits have a bias for each entry of the target vocabulary.
     output_bias: bool = False
     # Dropout rate of embeddings and of sublayer outputs before the residual sum, usually 0.1, or 0.3 with
-    # little data. The embedding, attention and feed-forward dropout rates default to it.
+    # little data. The embedding, attention and feed-forward dropout rates default to this rate.
     dropout_rate: Annotated[float, share(), USUAL] = 0.1
     # Dropout rate of the sum of embeddings and positions. None: the value of dropout_rate.
     embedding_dropout_rate: Annotated[float | None, share()] = None
