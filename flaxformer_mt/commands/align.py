@@ -1,4 +1,4 @@
-"""The command `align`: the words of the training pairs, aligned for guided alignment."""
+"""The command `align`: aligns the words of the training pairs, for guided alignment."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""The choice of one translation of each source: among hypotheses of a run, or candidates of any system.
+"""Chooses one translation of each source, from the hypotheses of a run or the candidates of any system.
 
-DIR/choices.jsonl has, for each source, all texts with scores and problems, and the number of the
-choice. It is resumable; pairs, report and page are functions of it.
+For each source, DIR/choices.jsonl has all translations with their scores and problems, and the number of the
+chosen one. Writing this file can be resumed; the pairs, the report and the HTML page are made from the file.
 """
 
 import array
@@ -34,7 +34,7 @@ _EXAMPLES, _SHOWN = 5, 200
 
 
 class Group(NamedTuple):
-    """Translations of a source, their problems or "", and the reference or None."""
+    """Translations of one source, a problem or "" for each of them, and the reference or None."""
 
     source: str
     texts: Sequence[str]
@@ -45,7 +45,7 @@ class Group(NamedTuple):
 def choose(
     groups: Sequence[Group], options: DistilOptions, direction: Direction
 ) -> Iterator[tuple[int | None, list[float]]]:
-    """Yield the number of the text that --targets says, None if all have problems, and the scores of all."""
+    """Yield for each group the index of the chosen text (None if all have problems) and all scores."""
     for group, scores in zip(groups, _score(groups, options, direction), strict=True):
         numbers = [number for number, problem in enumerate(group.problems) if not problem]
         yield max(numbers, key=scores.__getitem__, default=None), scores  # of equal ones the first
@@ -81,7 +81,7 @@ def _score(groups: Sequence[Group], options: DistilOptions, direction: Direction
 
 
 def write_choices(options: DistilOptions, candidates: str, direction: Direction) -> None:
-    """Check and score all candidates, and write what was chosen, or resume doing so."""
+    """Check and score all candidates and write the choices to DIR/choices.jsonl, or resume this work."""
     names = [field.name for field in dataclasses.fields(PairRules) if field.name != "clean_scores"]
     names += ["targets", "metric", "invalid_utf8", "source_language", "target_language"]
     origin = {name: getattr(options, name) for name in names} | {"phrases": digest_file(PHRASES)}
@@ -120,14 +120,14 @@ def write_choices(options: DistilOptions, candidates: str, direction: Direction)
 
 
 class CandidateReport:
-    """What became of all candidates; `read_pairs` fills it."""
+    """Counts, problems and scores of all candidates; `read_pairs` fills it."""
 
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {"candidates": 0, "mended": 0, "without_translation": 0, "problems": {}}
         self._scores = {kind: array.array("f") for kind in ("chosen", "not chosen", "no translation")}
 
     def read_pairs(self, options: DistilOptions) -> Iterator[tuple[str, str]]:
-        """Yield each source with the text that was chosen, or "" without one."""
+        """Yield each source with its chosen translation, or "" if there is none."""
         with open_lines(str(options.output / CHOICES), invalid_utf8="refuse") as choices:
             for line, choice in enumerate(map(json.loads, choices.lines), start=1):
                 source, texts, number = choice["source"], choice["texts"], choice["number"]
@@ -147,7 +147,7 @@ class CandidateReport:
                 yield source, "" if number is None else texts[number]
 
     def write_page(self, options: DistilOptions, report: dict[str, Any]) -> None:
-        """Write DIR/report.html: counts, histograms of the scores, and the first of each problem."""
+        """Write DIR/report.html with counts, histograms of scores, and the first examples of each problem."""
         from flaxformer_mt.evaluation.plots import chart_histograms
         from flaxformer_mt.evaluation.run_report.page import make_page
         from flaxformer_mt.evaluation.tables import Table

@@ -1,7 +1,7 @@
-"""What the text of a compiled program says: its collectives, the kernels of a GPU, and the cycles of a TPU.
+"""Reads the text of a compiled program: counts its collectives, GPU kernels and TPU cycles.
 
-`Compiled.as_text()` is the scheduled program. On a GPU, each instruction of the entry and of its loops is a
-kernel.
+The text is the scheduled HLO of `Compiled.as_text()`. On a GPU, each instruction of the entry computation and
+of its loops is a kernel.
 """
 
 import math
@@ -27,7 +27,7 @@ _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 
 
 class _Instruction(NamedTuple):
-    """An instruction; `rest` is its line from the operands on, with their names in `operands`."""
+    """An HLO instruction; `rest` is the part of its line after the opening parenthesis of the operands."""
 
     is_root: bool
     name: str
@@ -46,7 +46,7 @@ _Body = dict[str, _Instruction]
 
 
 def _read_computations(text: str) -> tuple[dict[str, _Body], str]:
-    """Return the computations by name, and the name of the one at which a run begins."""
+    """Return the computations by name, and the name of the entry computation."""
     bodies: dict[str, _Body] = {}
     entry, current = "", None
     for line in text.split("\n"):
@@ -72,9 +72,11 @@ def _find_operands(rest: str) -> list[str]:
 def _walk(
     bodies: dict[str, _Body], name: str, times: int, *, is_part: bool = False
 ) -> Iterator[tuple[str, _Instruction, int, bool]]:
-    """Yield what runs of a computation execute, in order; of a conditional, all branches.
+    """Yield the instructions that `times` runs of a computation execute, in order, with all branches of
+    conditionals.
 
-    The computation of each instruction, how often it runs, and whether it is a part of another.
+    Each item has the name of the instruction's computation, the instruction, the number of its runs, and
+    whether it is part of another instruction.
     """
     for one in bodies.get(name, {}).values():
         yield name, one, times, is_part
@@ -88,7 +90,7 @@ def _walk(
 
 
 def _count_trips(bodies: dict[str, _Body], loop: _Instruction) -> int:
-    """Return the iterations of a loop: those that the compiler notes, the limit of `jax.lax.scan`, or 1."""
+    """Return the iterations of a loop: the compiler's trip count, or the limit of `jax.lax.scan`, or 1."""
     if trips := _TRIPS.search(loop.rest):
         return int(trips[1])
     condition = bodies.get(loop.attribute("condition"), {}).values()
@@ -99,9 +101,9 @@ def _count_trips(bodies: dict[str, _Body], loop: _Instruction) -> int:
 
 
 def read_collectives(text: str, times: int = 1) -> dict[str, Counter[str]]:
-    """Add up the collectives of so many runs of a program, by kind; loops of unknown length count once.
+    """Count the collectives in `times` runs of a program, by kind; loops of unknown length count once.
 
-    count: executions. bytes: of the results, on a device.
+    count: number of executions. bytes: total size of their results on one device.
     """
     bodies, entry = _read_computations(text)
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -125,7 +127,7 @@ def read_collectives(text: str, times: int = 1) -> dict[str, Counter[str]]:
 
 
 def bytes_of(result: str) -> int:
-    """Count the bytes of all arrays in a type: `(f32[2,3]{1,0}, bf16[4])` has 24 + 8 = 32."""
+    """Return the bytes of all arrays in an HLO type: `(f32[2,3]{1,0}, bf16[4])` has 24 + 8 = 32."""
     total = 0
     for kind, bits, axes in _ARRAY.findall(result):
         if kind == "token":
@@ -142,7 +144,7 @@ _NO_KERNELS |= {"partition-id", "replica-id", "opt-barrier"}
 
 
 def count_kernels(text: str) -> int:
-    """Count the kernels that a run of a GPU's program starts; loops of unknown length count once."""
+    """Count the kernels that one run of a GPU program launches; loops of unknown length count once."""
     bodies, entry = _read_computations(text)
     ignored = _NO_KERNELS | _CONTROL
     return sum(
@@ -153,5 +155,5 @@ def count_kernels(text: str) -> int:
 
 
 def read_cycles(text: str) -> int:
-    """Add up the cycles that the TPU compiler expects; Pallas kernels have none, and loops count once."""
+    """Sum the TPU compiler's cycle estimates; Pallas kernels have no estimate, and loops count once."""
     return sum(map(int, _CYCLES.findall(text)))

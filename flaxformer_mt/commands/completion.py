@@ -1,4 +1,4 @@
-"""`--print-completion`: how shells complete commands, flags and their choices, and file names elsewhere."""
+"""`--print-completion`: scripts with which shells complete commands, flags, choices and file names."""
 
 import typing
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ _ZSH = "autoload -Uz bashcompinit && bashcompinit"
 
 
 def format_completion(shells: Sequence[str], kinds: Mapping[str, type]) -> str:
-    """Return the script for the one shell that is named; `kinds` are the options of the commands."""
+    """Return the completion script for the shell in `shells`; `kinds` maps commands to their options."""
     known = ("bash", "zsh", "fish")
     if len(shells) != 1 or shells[0] not in known:
         given = " ".join(shells)
@@ -61,7 +61,7 @@ def format_completion(shells: Sequence[str], kinds: Mapping[str, type]) -> str:
 
 
 def _list_choices(kind: Any) -> list[str]:
-    """Return the names that may be given for a value of a type: those of its literals, or True and False."""
+    """Return the values that complete a type: its literals, or True and False for bool."""
     if kind is bool:
         return ["True", "False"]
     parts = typing.get_args(kind)

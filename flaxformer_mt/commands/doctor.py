@@ -1,4 +1,4 @@
-"""`doctor`: installed packages, devices, missing packages and the commands that install them."""
+"""`doctor`: reports installed packages, devices, and missing packages with the commands that install them."""
 
 import contextlib
 import importlib
@@ -95,7 +95,7 @@ def doctor(run: str | Path | None = None) -> dict[str, Any]:
 
 
 def summarize_doctor(report: dict[str, Any]) -> str:
-    """Return the report as a person reads it: what works, then what is missing and how to get it."""
+    """Format the report as text: what works, then what is missing and how to install it."""
     devices, host, cache = report["devices"], report["host"], report["cache"]
     memory = f", {devices['memory_gib']} GiB each" if devices.get("memory_gib") else ""
     kinds = ", ".join(devices.get("kinds", ["none"]))
@@ -144,7 +144,7 @@ def _list_programs(run: str | Path) -> list[dict[str, Any]]:
 
 
 def _check_packages() -> tuple[dict[str, str | None], list[str]]:
-    """Return versions of the required packages, None for a package that is missing or cannot be imported."""
+    """Return versions of required packages (None: missing or cannot be imported) and a list of problems."""
     versions: dict[str, str | None] = {}
     problems = []
     for distribution, module in REQUIRED.items():

@@ -1,4 +1,4 @@
-"""The command `evaluate`: its flags as the options of `evaluate_run`."""
+"""The command `evaluate`: passes its flags to `evaluate_run`."""
 
 import dataclasses
 import sys
@@ -60,7 +60,7 @@ def evaluate(options: EvaluateOptions) -> object:
 
 
 def _comparison(options: EvaluateOptions) -> dict[str, Any]:
-    """Return the arguments of `evaluate_run` for confidence intervals and significance tests."""
+    """Return the arguments for `evaluate_run` that set confidence intervals and significance tests."""
     from flaxformer_mt.evaluation.comparison import make_resampling_options, parse_compared_system
 
     resampling = make_resampling_options(

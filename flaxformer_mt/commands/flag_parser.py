@@ -1,7 +1,7 @@
-"""Command lines: from words and flags to the options of a command, or to one message about what is wrong.
+"""Parses the words and flags of a command line into the options of a command, or raises UserError.
 
-A flag is a field of the command's options (options.py) or of its config, and the type of the field says what
-may follow. Also replaces URLs of object stores by local copies.
+A flag is a field of the command's options (options.py) or of its config; the type of the field determines the
+allowed values. This module also replaces URLs of object stores by local copies.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ def _read_stages(path: str) -> tuple[StageConfig, ...]:
 
 
 def expand_path(name: str, path: Path) -> Path:
-    """Return the path of a flag with its ~ expanded, which shells leave in --run=~/x; a run's local copy."""
+    """Expand ~ in the path of a flag, which shells do not do in --run=~/x; return a run's local copy."""
     if name == "run":
         return open_copy(path)
     # Inputs, outputs and the URL of a parent are known when the command runs.
@@ -68,7 +68,7 @@ def expand_path(name: str, path: Path) -> Path:
 
 
 def run_locally(run: Callable[[Any], object], options: Any) -> object:
-    """Run a command with local copies of its inputs; upload an output that goes to a store at the end."""
+    """Run a command with local copies of its inputs; upload its output at the end if it is a URL."""
     fields = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
     # A sentence, not a file; and a folder that must be empty, of which `export_run` takes care.
     others = {PlotOptions: "source", ExportOptions: "output"}.get(type(options))
@@ -104,7 +104,7 @@ def parse_flags(
 ) -> Any:
     """Parse the flags of a command into its options; --config.* flags override the values of its config.
 
-    With --help, or --help=TOPIC (a section of the config, or all), prints the help and raises SystemExit(0).
+    With --help or --help=TOPIC (TOPIC is a config section or all), print the help and raise SystemExit(0).
     """
     known = list_flag_types(kind)
     by_flag = _split_line(["--help" if token == "-h" else token for token in flags], known, words)
@@ -153,7 +153,7 @@ def _describe(kind: type) -> str:
 
 
 def _choose_config(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the config that the flags name, whose fields are yet to be changed, and the run."""
+    """Return the config before the changes by --config.* flags, and the run directory."""
     name, run, init = (texts.get(flag) for flag in ("--config", "--run", "--init"))
     if init and not run:
         raise UserError(f"--init={init} starts another run; give its directory as --run=DIR")
@@ -165,7 +165,7 @@ def _choose_config(texts: Mapping[str, str]) -> dict[str, Any]:
 def _make_options(
     kind: type, texts: Mapping[str, str], values: Mapping[str, Any], known: Mapping[str, Any]
 ) -> Any:
-    """Make the options of `values`, of which the config takes the changes by `texts`, and of `texts`."""
+    """Make options from `values` and the flags' `texts`; --config.* flags change the config in `values`."""
     fields, changes = dict(values), {}
     for flag, text in texts.items():
         name, _, field = flag.removeprefix("--").partition(".")
@@ -188,7 +188,7 @@ def _make_options(
 
 
 def list_flag_types(kind: type) -> dict[str, Any]:
-    """Return the flags of a command and the types of their values: --run is a Path, --config.seed an int."""
+    """Return the type of the value of each flag of a command: --run is a Path, --config.seed an int."""
     config = {"--config": str} if takes_config(kind) else {}
     return _list_field_types(kind, "--") | config | _list_field_types(GeneralOptions, "--")
 
@@ -203,7 +203,7 @@ def _list_field_types(kind: type, prefix: str) -> dict[str, Any]:
 
 
 def take_log_level(flags: list[str]) -> tuple[list[str], str]:
-    """Return the flags without --quiet and --log_level, and what these say: info, warning or error."""
+    """Remove --quiet and --log_level; return the other flags and the level: info, warning or error."""
     rest, level, tokens = [], "info", iter(flags)
     for token in tokens:
         flag, equals, value = token.partition("=")
@@ -222,11 +222,12 @@ def take_log_level(flags: list[str]) -> tuple[list[str], str]:
 def _split_line(
     tokens: Sequence[str], known: Mapping[str, Any], words: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Return the texts that are given for each flag.
+    """Return the values on the command line for each flag, as texts.
 
-    With words=("run", "input"), ["runs/a", "--json", "--seed", "3"] has "runs/a" for --run, nothing for
-    --json and "3" for --seed. A flag without = is followed by its value: by none if it is a switch, by any
-    number if it has several. The last flag of a name counts, but options with several values are joined.
+    With words=("run", "input"), ["runs/a", "--json", "--seed", "3"] gives "runs/a" for --run, nothing for
+    --json and "3" for --seed. The value of a flag without = follows the flag; switches have no value, and
+    flags with several values take all texts that follow. If a flag is repeated, the last one counts, but the
+    values of options with several values are joined.
     """
     by_flag: dict[str, list[str]] = {}
     names, takes = list(words), 0.0
@@ -274,7 +275,7 @@ def _join_values(flag: str, texts: Sequence[str], known: Mapping[str, Any]) -> s
 
 
 def _take_checkpoint(texts: dict[str, str], known: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts with RUN and its checkpoint in place of RUN@CHECKPOINT, if the command takes both."""
+    """Split --run=RUN@CHECKPOINT into --run and --checkpoint, if the command has both flags."""
     run, checkpoint = split_checkpoint(texts.get("--run", ""))
     if checkpoint is None or "--checkpoint" not in known or _has_several("--run", known):
         return texts

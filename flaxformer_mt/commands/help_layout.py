@@ -1,7 +1,7 @@
-"""The text of `COMMAND --help`: every flag of a command in groups, with its comment and its default.
+"""Formats `COMMAND --help`: the flags of a command in groups, with their comments and defaults.
 
-Reads the comments above the fields of the options and of the config. A comment `# ---- NAME ----` in a class
-of options begins a group of flags.
+The text of a flag is the comment above its field in the options or in the config. A comment `# ---- NAME
+----` in a class of options begins a group of flags.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ _UNSET = re.compile(r"(?:^|(?<=[.;]) )(?:None|Empty): (?P<meaning>(?:(?!\. ).)+)
 
 
 class FlagHelp(NamedTuple):
-    """A flag as help shows it: how it is written, what it does with its default, and its group."""
+    """A flag in the help: its syntax, its explanation with the default value, and its group."""
 
     flag: str
     text: str
@@ -38,7 +38,7 @@ class FlagHelp(NamedTuple):
 
 
 class FieldComment(NamedTuple):
-    """The comment above a field as one line, and the group that the field is in."""
+    """The comment above a field as one line, and the group of the field."""
 
     text: str
     group: str
@@ -75,7 +75,7 @@ def format_help(
 
 
 def list_flags(kind: type, *, default: Any = None) -> Iterator[FlagHelp]:
-    """Yield the flags of a command but those of its config: required ones first, then the command's own."""
+    """Yield the flags of a command without its config: required flags, then its own flags, then others."""
     comments, declared = read_comments(kind), list(kind.__dict__.get("__annotations__", {}))
 
     def place(field: dataclasses.Field[Any]) -> tuple[bool, int]:
@@ -108,7 +108,7 @@ def list_sections(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def read_comments(kind: type) -> dict[str, FieldComment]:
-    """Return the comment of each field, from the class that declares it."""
+    """Return the comment of each field from the class that declares the field."""
     comments: dict[str, FieldComment] = {}
     for base in reversed(kind.__mro__):
         if section := base.__dict__.get("DECLARED_IN"):
@@ -147,7 +147,7 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
 
 
 def _spell_option(field: dataclasses.Field[Any]) -> str:
-    """How a flag is written: --run=PATH, --json, --lowercase[={True,False}]."""
+    """Return the syntax of a flag: --run=PATH, --json, --lowercase[={True,False}]."""
     flag, kind = f"--{field.name.removesuffix('_')}", field.type
     if flag == "--help":
         return "-h, --help"
@@ -159,7 +159,7 @@ def _spell_option(field: dataclasses.Field[Any]) -> str:
 
 
 def _spell_type(kind: Any) -> str:
-    """Spell a type for `--help`, without its bounds: INT, {bucket,pack}, FLOAT|none."""
+    """Format a type for `--help`, without its bounds: INT, {bucket,pack}, FLOAT|none."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         return _spell_type(arguments[0])
@@ -177,7 +177,7 @@ def _spell_type(kind: Any) -> str:
 
 
 def _explain(text: str, value: Any, *, switch: bool = False) -> str:
-    """Return the comment of a field with its default, without saying twice what None stands for."""
+    """Return the comment of a field with its default; the meaning of None or empty becomes the default."""
     if value is dataclasses.MISSING:
         return f"{text} (required)"
     if value is False and switch:

@@ -1,6 +1,6 @@
-"""Starts the command line, or says in one line why this Python cannot run it.
+"""Starts the command line, or prints one line that says why this Python cannot run it.
 
-Imports nothing before it has checked the version, and is written so that Python 3.8 can read it.
+Imports only modules that Python 3.8 can read until the Python version has been checked.
 """
 
 import ctypes
@@ -22,11 +22,11 @@ _CORES_OF_A_HEAP = 4
 
 
 def keep_memory():  # type: ignore[no-untyped-def]
-    """Let the GNU C library keep what training frees, up to 2 GiB, in one heap of all threads.
+    """Let the GNU C library keep up to 2 GiB of freed memory in one heap that all threads share.
 
-    A step allocates the arrays that the step before has freed. On two cores, the toy model trains a third
-    faster than with pages that go back to the system and are cleared at each step. GLIBC_TUNABLES in the
-    environment holds instead.
+    Each training step allocates the same arrays that the previous step freed. On two cores, the toy model
+    trains a third faster than if the pages are returned to the system and cleared at each step. If
+    GLIBC_TUNABLES is set in the environment, it applies instead.
     """
     if sys.platform != "linux" or "GLIBC_TUNABLES" in os.environ or core_count() > _CORES_OF_A_HEAP:
         return
@@ -38,10 +38,10 @@ def keep_memory():  # type: ignore[no-untyped-def]
 
 
 def _watch_for_interrupts(grace):  # type: ignore[no-untyped-def]
-    """From now on, end the process `grace` seconds (None: any) after Ctrl-C, and at once after a second one.
+    """End the process `grace` seconds (None: never) after Ctrl-C, and at once after a second Ctrl-C.
 
-    Python raises KeyboardInterrupt between two of its instructions: not while the main thread compiles.
-    Returns a list that is not empty once Ctrl-C was pressed.
+    Python raises KeyboardInterrupt only between bytecode instructions, so not while the main thread compiles.
+    Returns a list that is no longer empty after Ctrl-C.
     """
     interrupts = []
     reading, writing = os.pipe()
@@ -61,7 +61,7 @@ def _watch_for_interrupts(grace):  # type: ignore[no-untyped-def]
 
 
 def launch(arguments=None):  # type: ignore[no-untyped-def]
-    """Run a command and end the process with its status; 2 if this Python is too old or lacks a package."""
+    """Run a command and exit with its status, or with 2 if this Python is too old or lacks a package."""
     if sys.version_info < _OLDEST:
         number = ".".join(map(str, sys.version_info[:2]))
         _refuse(f"flaxformer_mt needs Python 3.11 or newer, but this is Python {number}")
@@ -88,9 +88,10 @@ def launch(arguments=None):  # type: ignore[no-untyped-def]
 
 
 def _open_closed_streams():  # type: ignore[no-untyped-def]
-    """Refuse a closed standard output (`>&-`); let closed standard input and standard error be empty.
+    """Exit if standard output is closed (`>&-`); replace closed standard input or error by /dev/null.
 
-    If a stream stayed closed, the next file that is opened would get its number, and then its output.
+    Otherwise the next opened file would get the descriptor of the closed stream, and with it the stream's
+    output.
     """
     refused = sys.stdout is None
     for number, name in enumerate(("stdin", "stdout", "stderr")):

@@ -1,7 +1,7 @@
-"""The command line: the table of commands, each with its options and the function that runs it.
+"""The command line: the table of commands, with the options of each command and the function that runs it.
 
-Results go to standard output as JSON (translations as text), everything else to standard error. A command's
-modules are imported when the command runs, so that `--help` is fast.
+Results go to standard output as JSON (translations as text), all other output to standard error. The modules
+of a command are imported only when the command runs, so that `--help` is fast.
 """
 
 import contextlib
@@ -69,17 +69,17 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Writes a page about runs: curves, scores, differing sentences, configs and data, in one HTML file."""
+    """Writes an HTML page about runs: curves, scores, differing sentences, configs and data."""
 
     # Run directories, separated by commas or each with its own --run; the first one is compared with the
     # others.
     run: Annotated[tuple[str, ...], WITH_COMMAS]
     # The HTML file.
     output: Path = Path("report.html")
-    # Name of the translations to compare: RUN/translations/NAME.hypothesis, which `evaluate` writes.
+    # Name of the translations to compare, which `evaluate` wrote to RUN/translations/NAME.hypothesis.
     name: str = "test"
-    # Numbers of the sentences, from 1, whose attention is shown, such as 1,17; the model of the first run is
-    # loaded and translates these sentences. Empty: none.
+    # Numbers, from 1, of the sentences whose attention is shown, such as 1,17; the model of the first run
+    # translates these sentences. Empty: none.
     attention: tuple[int, ...] = ()
 
 
@@ -190,8 +190,8 @@ COMMANDS = {
         _show,
         words=("config",),
         examples={
-            "wmt14_en_de_base": "its size, and what a step costs",
-            "wmt14_en_de_base --target=h100:8": "whether it fits into eight H100, without having them",
+            "wmt14_en_de_base": "the size of the model and the cost of a step",
+            "wmt14_en_de_base --target=h100:8": "whether training fits on eight H100 GPUs",
         },
         summarize=_summarize_experiment,
     ),
@@ -209,7 +209,7 @@ COMMANDS = {
         words=("run",),
         examples={
             "runs/a": "the test set of the run's data",
-            "runs/a --source=new.de --reference=new.en --against=runs/b": "other text; is runs/b better?",
+            "runs/a --source=new.de --reference=new.en --against=runs/b": "other text, compared with runs/b",
         },
         summarize=summarize_scores,
     ),
@@ -219,7 +219,7 @@ COMMANDS = {
         words=("run", "input"),
         examples={
             "runs/a in.de --output=out.en": "a file",
-            "runs/a --beam_size=8 --n_best=8 --scores < in.de": "the eight best of each line",
+            "runs/a --beam_size=8 --n_best=8 --scores < in.de": "the eight best translations of each line",
         },
     ),
     "score": _Command(
@@ -272,8 +272,9 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 on success, 2 after a user error, 130 after Ctrl-C.
 
-    The status is 141 if the reader of standard output has closed it, and 128 + the number of the signal if
-    training was interrupted after saving a checkpoint. `--help` prints the help and raises SystemExit(0).
+    The status is 141 if the reader of standard output closed the pipe, and 128 + the signal number if a
+    signal interrupted training, which then saved a checkpoint. `--help` prints the help and raises
+    SystemExit(0).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -306,13 +307,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """Let what is left of standard output go nowhere: Python flushes again at exit, which must not fail."""
+    """Redirect standard output to /dev/null, so that Python's flush at exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
 def _speak(level: str) -> Iterator[None]:
-    """Print each warning of the package as `warning: MESSAGE`; above level info, nothing else but errors."""
+    """Print the package's warnings as `warning: MESSAGE`; above level info, print only warnings or errors."""
     stream: TextIO | None = None  # what is standard error at that time
 
     @functools.cache
@@ -349,7 +350,7 @@ def _fail(message: str) -> int:
 
 
 def _print_result(result: object, summarize: Callable[[dict[str, Any]], str], *, json: bool) -> None:
-    """Print a result as JSON; on a terminal, unless `json`, as a person reads it."""
+    """Print a result: on a terminal as readable text unless `json` is set, otherwise as JSON."""
     if result is None:
         return
     if sys.stdout.isatty() and not json and isinstance(result, dict):
@@ -401,7 +402,7 @@ def _run(arguments: list[str]) -> None:
 
 
 def _program(command: str = "") -> str:
-    """How this program was started, as help and examples write it."""
+    """Return the command that started this program, for help and examples."""
     script = Path(sys.argv[0]).name
     if script == "train.py" and command in ("", "train"):
         return "python train.py"
@@ -411,7 +412,7 @@ def _program(command: str = "") -> str:
 
 
 def _run_in_processes(run: Callable[[Any], object], options: command_options.ProcessOptions) -> object:
-    """Run a command in one process, or as one of several; only the first of several returns the result."""
+    """Run a command in one process, or as one process of a job, whose first process returns the result."""
     job = {name: getattr(options, name) for name in ("coordinator", "processes", "process")}
     if not options.distributed and all(value is None for value in job.values()):
         return run_locally(run, options)

@@ -1,8 +1,8 @@
 """The commands that make training data with a trained model: `backtranslate` and `distil`.
 
-Both translate into DIR/translations.txt with the command `translate`, which is resumable, or `distil` chooses
-among candidates (choose_candidates.py). Then they write the pairs that pass the filters at once. A command
-that is run again with --resume repeats only the second part, which is quick and a function of the first.
+First, both translate into DIR/translations.txt with the resumable command `translate`, or `distil` chooses
+among candidates (choose_candidates.py). Second, they filter the pairs and write them in one go. If a finished
+command is run again with --resume, it repeats only the quick second part.
 """
 
 import dataclasses
@@ -91,7 +91,7 @@ def _distil_candidates(options: DistilOptions, candidates: str) -> dict[str, Any
 
 
 def _check(options: Any) -> Any:
-    """Raise UserError for flags that are wrong by themselves; make the output folder."""
+    """Raise UserError for invalid flags and existing output; create the output folder."""
     if options.max_length_ratio is not None:
         warn_user("--max_length_ratio, which filters pairs here, is now called --pair_length_ratio")
         changes = {"pair_length_ratio": options.max_length_ratio, "max_length_ratio": None}
@@ -118,7 +118,7 @@ def _check(options: Any) -> Any:
 
 
 def _check_candidates(options: DistilOptions) -> None:
-    """Raise UserError for flags of translation, which candidates do not need."""
+    """Raise UserError for translation flags, which have no effect with --candidates."""
     used = {"scorer", "scorer_timeout", "invalid_utf8", "documents", "document_ids", "max_length_ratio"}
     unused = {field.name for field in dataclasses.fields(FileTranslationOptions)} - used | {"input", "n_best"}
     for field in dataclasses.fields(options):
@@ -157,7 +157,7 @@ def _check_targets(options: DistilOptions) -> DistilOptions:
 
 
 def _translate_options(options: CorpusOptions, **more: Any) -> TranslateOptions:
-    """Return the options of `translate` that translate --input into TRANSLATIONS."""
+    """Return the options with which `translate` translates --input into DIR/translations.txt."""
     return TranslateOptions(
         **take_values(options, FileTranslationOptions),
         input=options.input,
@@ -182,7 +182,7 @@ def _read(path: str, options: CorpusOptions) -> Iterator[str]:
 
 
 def _find_direction(options: BacktranslateOptions | DistilOptions) -> Direction:
-    """Return the languages of sources and translations, "" where they are several, or unknown."""
+    """Return the languages of sources and translations; "" for several languages or an unknown language."""
     names = [getattr(options, f"{side}_language", None) for side in ("source", "target")]
     if getattr(options, "candidates", None) is not None:
         return Direction(*(name or "" for name in names))
@@ -207,7 +207,7 @@ def _write_pairs(
 
 
 def read_n_best(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the texts of each line of an n-best list, best first."""
+    """Yield the translations of each input line from the lines of an n-best list, best first."""
     for _, group in itertools.groupby(lines, key=lambda line: line.partition(" ||| ")[0]):
         yield [line.split(" ||| ")[1].replace("&#124;&#124;&#124;", "|||") for line in group]
 
@@ -215,7 +215,7 @@ def read_n_best(lines: Iterable[str]) -> Iterator[list[str]]:
 def _choose_targets(
     options: DistilOptions, n_best: Iterable[list[str]], direction: Direction
 ) -> Iterator[str]:
-    """Yield of each list the text that --targets says."""
+    """Yield the translation in each n-best list that --targets chooses."""
     from flaxformer_mt.commands.choose_candidates import Group, choose
 
     references: Iterator[str | None] = itertools.repeat(None)

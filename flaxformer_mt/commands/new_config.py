@@ -1,4 +1,4 @@
-"""`new`: finds the files of a corpus, prepares them, and writes a config with a comment for each choice."""
+"""`new`: finds the files of a corpus, prepares the data, and writes a config with reasons for its choices."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ _PERCENTAGE = 99.9
 
 
 def format_config(summary: str, description: str, choices: Sequence[Choice]) -> str:
-    """Return the text of a config file: each choice below its reason, or below the choice before."""
+    """Return the text of a config file, in which the reason for each choice is a comment above the choice."""
     named = {choice.name.partition(".")[0] for choice in choices}
     kinds = {name: kind.__name__ for name, kind in typing.get_type_hints(Config).items() if name in named}
     values = {type(choice.value).__name__ for choice in choices if dataclasses.is_dataclass(choice.value)}
@@ -80,7 +80,7 @@ def _spell(value: object) -> str:
 
 
 class CorpusFiles(NamedTuple):
-    """Fields of the config's `data`; `links` are names in `text_dir` for files that have other names."""
+    """Fields of the config's section `data`; `links` maps names of links in `text_dir` to corpus files."""
 
     text_dir: Path
     train_split: str
@@ -117,7 +117,7 @@ def find_corpus(files: Sequence[str], languages: tuple[str | None, str | None], 
 
 
 def make_links(corpus: CorpusFiles) -> None:
-    """Make the links of a corpus, in place of those of an earlier command."""
+    """Create the links to the corpus files, and replace links of earlier commands."""
     for name, path in corpus.links.items():
         corpus.text_dir.mkdir(parents=True, exist_ok=True)
         link = corpus.text_dir / name
@@ -264,7 +264,7 @@ def _find_machine() -> Machine:
 def _choose_data(
     corpus: CorpusFiles, options: NewOptions, parent: Parent | None
 ) -> tuple[DataConfig, list[Choice]]:
-    """Return the section `data` but for lengths and batches, and its choices."""
+    """Return the section `data`, without lengths and batches, and the choices for it."""
     from flaxformer_mt.corpus import read_pairs
 
     name = f"{corpus.train_split}.{{{corpus.source_language},{corpus.target_language}}}"
@@ -311,7 +311,7 @@ def _choose_data(
 
 
 def _choose_held_out(data: DataConfig, corpus: CorpusFiles, pairs: int) -> list[Choice]:
-    """Choose how many pairs are held out of the first set of each direction; none if there are files."""
+    """Choose how many pairs to hold out from the first set of each direction; none if the split exists."""
     from flaxformer_mt.corpus import has_split
 
     first = {member.direction: member.name for member in reversed(read_members(data))}
@@ -335,7 +335,7 @@ def _fields(choices: list[Choice]) -> dict[str, Any]:
 def _choose_sizes(
     data: DataConfig, machine: Machine, parent: Parent | None
 ) -> tuple[dict[str, Any], list[Choice]]:
-    """Prepare the data; return the report of it, and the choices of all but the data."""
+    """Prepare the data; return its report and the choices for all other sections."""
     from flaxformer_mt.corpus import read_pairs
     from flaxformer_mt.data.corpus_diagnostics import describe_lost_text, describe_overlap
     from flaxformer_mt.data.prepare import plan_first_epoch
@@ -376,7 +376,7 @@ def _choose_sizes(
 
 
 def _prepare(data: DataConfig, vocabulary: list[Choice], parent: Parent | None) -> tuple[Config, Any]:
-    """Prepare the data with any lengths, and with fewer pieces, as `vocabulary` then says, where it must."""
+    """Prepare the data without length limits; reduce `vocabulary` if the text has too few subwords."""
     from flaxformer_mt.data.prepare import prepare
     from flaxformer_mt.vocab.sentencepiece_vocab import VocabularyTooLarge
 

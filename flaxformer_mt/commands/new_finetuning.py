@@ -1,4 +1,4 @@
-"""`new --from=RUN`: what a pretrained model decides of a config, and the share of old directions."""
+"""`new --from=RUN`: config values from the pretrained model, and the share of old directions."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _LORA_RATE = 3
 
 
 class Parent(NamedTuple):
-    """The run that training starts from; `parameters`: how many it has."""
+    """The run that training starts from, with its number of parameters."""
 
     name: str
     config: Config
@@ -32,7 +32,7 @@ class Parent(NamedTuple):
 
     @property
     def new_sets(self) -> int:
-        """Directions of the corpus: with language tags both, without them the one that is named."""
+        """Number of directions of the corpus that are trained: 2 for models with language tags, else 1."""
         data = self.config.data
         return 2 if data.tag_style not in ("opus", "t5") or data.target_tags == "always" else 1
 
@@ -56,13 +56,13 @@ def read_parent(options: NewOptions) -> Parent | None:
 
 
 def list_changes(section: Any) -> dict[str, Any]:
-    """Return the fields of a section of a config that do not have their default values."""
+    """Return the fields of a config section whose values are not the defaults."""
     values = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
     return {name: value for name, value in values.items() if value != getattr(type(section)(), name)}
 
 
 def copy_section(parent: Parent, section: str) -> list[Choice]:
-    """Return the choices of the parent but for the precision, which depends on the machine."""
+    """Return the parent's values in a section as choices, without `dtype`, which depends on the machine."""
     values = list_changes(getattr(parent.config, section)).items()
     reasons = iter([f"as in {parent.name}"])
     return [Choice(f"{section}.{name}", v, next(reasons, "")) for name, v in values if name != "dtype"]
@@ -85,7 +85,7 @@ def choose_sets(parent: Parent, corpus: Direction, replay: str | None) -> list[C
 
 
 def choose_weights(parent: Parent, sizes: Sequence[int]) -> Choice:
-    """`sizes`: pairs of all sets, first those of the corpus."""
+    """Choose data.weights; `sizes` are the numbers of pairs of all sets, beginning with the corpus."""
     new, old = sizes[: parent.new_sets], sizes[parent.new_sets :]
     shares = [size ** (1 / _TEMPERATURE) for size in old]
     unit = _REPLAY / (1 - _REPLAY) * sum(new) / sum(shares)
@@ -95,7 +95,7 @@ def choose_weights(parent: Parent, sizes: Sequence[int]) -> Choice:
 
 
 def adapt(parent: Parent, machine: Machine, choices: Sequence[Choice]) -> list[Choice]:
-    """Replace network, search and learning rate of a new model; choose the parameters that are trained."""
+    """Replace the choices of network, search and learning rate by the parent's; choose what is trained."""
     needed, rate = parent.parameters * _BYTES, min(1e-3, round(0.1 / parent.config.model.model_dim, 6))
     size = f"{parent.parameters:,} parameters take {needed / (1 << 30):.1f} GiB in training"
     trained = Choice("optim.freeze", (), f"all are trained, embeddings too, as new rows must be: {size}")

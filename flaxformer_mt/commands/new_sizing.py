@@ -1,4 +1,4 @@
-"""Sizes of vocabulary, model, batches and training for a corpus and a machine, each with its reason.
+"""Chooses sizes of vocabulary, model, batches and training for a corpus and a machine, with reasons.
 
 Pure functions. The rules follow the recipes in configs/ and their measured results (docs/results.md): small
 models with much dropout for little text, Transformer-base from half a million pairs on.
@@ -27,7 +27,7 @@ _FEW_SHAPES_BELOW = 20_000
 
 
 class Choice(NamedTuple):
-    """The value of a field, by its dotted name, and the reason for it."""
+    """The dotted name of a field, the chosen value, and the reason for the choice."""
 
     name: str
     value: Any
@@ -35,7 +35,7 @@ class Choice(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """JAX's platform, devices, bytes of memory of each (None: unknown), and whether bfloat16 is faster."""
+    """JAX's platform, the number of devices, their memory in bytes, and whether bfloat16 is faster."""
 
     name: str
     platform: str
@@ -45,7 +45,7 @@ class Machine(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """Training pairs, sum of the longer sides' tokens, and lengths in tokens that 99.9% do not exceed."""
+    """Number of training pairs, tokens of all longer sides, and 99.9th percentiles of lengths in tokens."""
 
     pairs: int
     tokens: int
@@ -81,7 +81,7 @@ def choose_vocabulary(pairs: int, characters: int, scripts: tuple[str, str]) -> 
 
 
 def choose_lengths(corpus: Corpus) -> list[Choice]:
-    """Return the maximum lengths: multiples of 8, at most 256, that 99.9% of the sides do not exceed."""
+    """Choose maximum lengths: multiples of 8, at most 256, that 99.9% of the sentences do not exceed."""
     return [
         Choice(
             f"data.max_{side}_length",
@@ -168,7 +168,7 @@ def choose_training(
 
 
 def choose_learning_rate(width: int) -> tuple[float, int]:
-    """Return the learning rate of a model's width, and the number of steps of its warm-up."""
+    """Return the learning rate and the number of warm-up steps for a model width."""
     return next((rate, warmup) for limit, rate, warmup in _RATES if width <= limit)
 
 

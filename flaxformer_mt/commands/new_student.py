@@ -1,4 +1,4 @@
-"""`new --for=GOAL`: the config of a student that learns from the teacher, its text, and all commands."""
+"""`new --for=GOAL`: the config of a student, the texts for its distillation, and the commands to run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ def name_teacher(run: Path) -> Path:
 
 
 def choose_student(teacher: Sequence[Choice], run: Path, goal: str) -> list[Choice]:
-    """Return the choices of a student: the teacher's but for its text, vocabulary, network and search."""
+    """Return the student's choices: the teacher's, except for text, vocabulary, network and search."""
     text, vocab = Path(f"{run}_distilled").absolute(), name_teacher(run).absolute() / "vocab"
     values = {choice.name: choice.value for choice in teacher}
     # The engines of browsers multiply matrices whose widths are multiples of 64.
@@ -52,7 +52,7 @@ def choose_student(teacher: Sequence[Choice], run: Path, goal: str) -> list[Choi
 
 
 def list_commands(run: Path, goal: str, data: DataConfig) -> list[list[str]]:
-    """Return the commands from both configs to an exported student, its scores and its speed."""
+    """Return the commands that train teacher and student, then export, evaluate and time the student."""
     teacher, text, shortlist = name_teacher(run), f"{run}_distilled", f"--shortlist={run}_shortlist.txt"
     source, target = data.source_language, data.target_language
     distil = [f"--run={teacher}", f"--input={text}/original.{source}", f"--output={text}", "--resume"]
@@ -70,9 +70,9 @@ def list_commands(run: Path, goal: str, data: DataConfig) -> list[list[str]]:
 
 
 def write_text(data: DataConfig, run: Path) -> None:
-    """Write the pairs that the teacher learns, for `distil`, and those held out, for the student.
+    """Write the teacher's training pairs for `distil`, and the held-out pairs for the student.
 
-    The teacher translates neither pairs that are held out nor those that cleaning leaves out.
+    The teacher does not translate held-out pairs or pairs that cleaning leaves out.
     """
     from flaxformer_mt.corpus.reader import Split, read_pairs
 

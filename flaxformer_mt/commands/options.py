@@ -1,4 +1,4 @@
-"""Options of the commands: a dataclass for each, whose docstring and comments are its `--help` text."""
+"""Options of the commands: a dataclass each, whose docstring and field comments become its `--help` text."""
 
 import dataclasses
 import typing
@@ -27,15 +27,17 @@ from flaxformer_mt.config.load_options import (
 )
 from flaxformer_mt.text_io.pair_table import PairRules
 
-# Marks an option of which each flag is one value: commas do not separate several.
+# Marks an option whose flag takes one value each time: a comma does not separate values.
 WITH_COMMAS = "with commas"
 
 
 def make_flags(section: type, *names: str) -> Any:
-    """Return a dataclass of options, each None unless its flag is given: then the run's config decides.
+    """Return a dataclass of options that are None unless their flags are given; None means the value in the
+    run's config.
 
-    With `SearchConfig` and "beam_size", it has the one field `beam_size: int | None = None`, with the comment
-    that the field has in `SearchConfig`. `search_flags()` are the values of the flags that are given.
+    For `SearchConfig` and "beam_size", the class has one field, `beam_size: int | None = None`, with the
+    field's comment in `SearchConfig`. The method `search_flags()` returns the values of the flags that were
+    given.
     """
     declared = section.__dict__["__annotations__"]  # before those of its base classes
     fields = [
@@ -55,24 +57,24 @@ def make_flags(section: type, *names: str) -> Any:
 
 @dataclass(frozen=True)
 class GeneralOptions:
-    """Flags of all commands, which flag_parser.py and main.py obey."""
+    """Flags that all commands have; flag_parser.py and main.py implement them."""
 
     # Show this help.
     help: bool = False
-    # Say nothing but warnings and errors.
+    # Print only warnings and errors.
     quiet: bool = False
-    # Say everything, warnings and errors, or errors alone.
+    # Print everything, only warnings and errors, or only errors.
     log_level: Literal["info", "warning", "error"] = "info"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageOptions:
-    """The languages of lines, for models of several."""
+    """Options that select the languages of a multilingual model."""
 
     # ---- languages ----
 
     # Language to translate into, for a multilingual model. None: the model's target language, or the language
-    # that the tag of each line names.
+    # in the tag of each line.
     target_language: str | None = None
     # Language of the sources, for a model with data.source_tags. None: the model's source language.
     source_language: str | None = None
@@ -80,7 +82,7 @@ class LanguageOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ScorerOptions:
-    """What the names of scorers mean."""
+    """Options that define scorers."""
 
     # ---- scorers ----
 
@@ -94,7 +96,7 @@ class ScorerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingOptions:
-    """What becomes of lines that are no text."""
+    """How lines that are not valid UTF-8 are handled."""
 
     # ---- lines and interruptions ----
 
@@ -104,23 +106,23 @@ class EncodingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentOptions:
-    """Which lines belong together."""
+    """Options that group input lines into documents."""
 
     # ---- input and output ----
 
-    # Read each line with the lines before it in its document, which needs a model with data.context.
-    # Documents end at blank lines.
+    # Give the model the preceding lines of the document as context of each line; needs a model with
+    # data.context. Documents end at blank lines.
     documents: bool = False
-    # File with the id of the document of each line, one line for each input line; documents end where the id
-    # changes, too. None: no ids.
+    # File with the document id of each input line, one id per line; a document also ends where the id
+    # changes. None: no ids.
     document_ids: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class JsonOptions:
-    """How the result is printed."""
+    """How a command prints its result."""
 
-    # Write JSON on a terminal too. In a file or a pipe, the output is always JSON.
+    # Print JSON on a terminal, too. In files and pipes, the output is always JSON.
     json: bool = False
 
 
@@ -137,15 +139,15 @@ class ExperimentOptions:
 
 @dataclass(frozen=True)
 class ProcessOptions:
-    """Options of all commands that several processes can run together, each started with these flags."""
+    """Options of commands that can run as a job of several processes, each started with these flags."""
 
     # ---- several processes ----
 
-    # HOST:PORT of process 0, reachable by all processes of a job. None: one process, or --distributed.
+    # HOST:PORT of process 0, reachable by all processes of a job. None: one process, or set by --distributed.
     coordinator: str | None = None
-    # Number of processes of a job. None: one process, or --distributed.
+    # Number of processes of a job. None: one process, or set by --distributed.
     processes: int | None = None
-    # Index of this process in a job of several, from 0. None: one process, or --distributed.
+    # Index of this process in a job of several, from 0. None: one process, or set by --distributed.
     process: int | None = None
     # Take --coordinator, --processes and --process from Slurm, GKE, a TPU pod or Open MPI.
     distributed: bool = False
@@ -153,15 +155,16 @@ class ProcessOptions:
 
 @dataclass(frozen=True)
 class WorkerOptions(ProcessOptions):
-    """Options of all commands that can give blocks of lines to workers."""
+    """Options of commands that can distribute blocks of lines to workers."""
 
     # ---- workers ----
 
     # Number of workers, each of which translates blocks of --window lines with its own copy of the model, on
-    # its own accelerator if there are any. If a worker dies, its block is translated again. None: no workers;
-    # with --ray, one per accelerator of the cluster, or one per machine if there are none.
+    # its own accelerator if the machine has any. If a worker dies, its block is translated again. None: no
+    # workers; with --ray, one per accelerator of the cluster, or one per machine of a cluster without
+    # accelerators.
     workers: Annotated[int | None, at_least(1)] = None
-    # Ray cluster whose machines the workers run on, instead of this one (needs the extra ray): HOST:PORT,
+    # Ray cluster on whose machines the workers run, instead of this machine (needs the extra ray): HOST:PORT,
     # ray://HOST:PORT, auto (the cluster that this machine belongs to) or local (a new cluster on this
     # machine). None: no cluster.
     ray: str | None = None
@@ -171,14 +174,14 @@ class WorkerOptions(ProcessOptions):
 class TrainOptions(ProcessOptions, ScorerOptions, ExperimentOptions):
     """Trains the model that a config describes, or resumes a run from its last checkpoint."""
 
-    # Number of steps to record in RUN/profile, for TensorBoard or Perfetto. None: no trace.
+    # Number of steps to profile, with a trace in RUN/profile for TensorBoard or Perfetto. None: no trace.
     profile: Annotated[int | None, at_least(1)] = None
     # Start from the parameters of a trained model, RUN or RUN@CHECKPOINT; architecture and vocabulary come
     # from that run, and without --config all other settings too. None: random parameters.
     init: str | None = None
     # With --init: train a vocabulary on the new data. Shared subwords keep their embeddings.
     new_vocab: bool = False
-    # Continue with text that has changed meanwhile.
+    # Resume even if the text of the data set has changed.
     allow_changed_data: bool = False
 
 
@@ -191,7 +194,7 @@ class PrepareOptions(ScorerOptions, ExperimentOptions, JsonOptions):
     # Number of worker processes that check and tokenize a large training set. None: one for each core of this
     # machine; with --ray, one for each machine of the cluster.
     workers: Annotated[int | None, at_least(1)] = None
-    # Ray cluster whose machines the workers run on (needs the extra ray): HOST:PORT, ray://HOST:PORT, auto
+    # Ray cluster on whose machines the workers run (needs the extra ray): HOST:PORT, ray://HOST:PORT, auto
     # (the cluster that this machine belongs to) or local (a new cluster on this machine). None: no cluster.
     ray: str | None = None
     # ---- shortlist ----
@@ -201,7 +204,7 @@ class PrepareOptions(ScorerOptions, ExperimentOptions, JsonOptions):
     shortlist: Path | None = None
     # With --shortlist: maximum number of target subwords for each source subword.
     shortlist_candidates: int = 50
-    # With --shortlist: number of the most frequent target subwords, which may occur in every translation.
+    # With --shortlist: number of most frequent target subwords that are allowed in every translation.
     shortlist_common: int = 200
 
 
@@ -209,7 +212,8 @@ class PrepareOptions(ScorerOptions, ExperimentOptions, JsonOptions):
 class AlignOptions(ExperimentOptions):
     """Aligns the words of the training pairs (IBM model 1 and an HMM), for guided alignment."""
 
-    # File for the alignments, one line `0-0 1-2` per training pair. None: the file of data.alignments.
+    # File for the alignments, with one line such as `0-0 1-2` per training pair. None: the file of
+    # data.alignments.
     output: str | None = None
 
 
@@ -217,13 +221,14 @@ class AlignOptions(ExperimentOptions):
 class ShowOptions(ExperimentOptions, JsonOptions):
     """Shows the resolved config, parameter counts, and FLOPs, memory and batch shapes of a training step."""
 
-    # Devices to compile for, present or not: v5e:2x2, v6e:16x16:2 (two slices), h100:8. None: not compiled.
+    # Devices to compile the training step for, which need not be present, such as v5e:2x2, v6e:16x16:2 (two
+    # slices) or h100:8. None: no compilation.
     target: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class GlossaryOptions:
-    """The translations of a user's terms."""
+    """Option that names a glossary of required term translations."""
 
     # ---- requirements on translations ----
 
@@ -233,7 +238,7 @@ class GlossaryOptions:
     glossary: str | None = None
 
 
-# Values of the flags that may be given without a value.
+# Flags that may be given without a value -> the value that they then have.
 BARE_FLAGS = {"--alignments": "words"}
 
 # Declared in SearchConfig; Any, because type checkers do not know the fields of classes made at run time.
@@ -248,7 +253,7 @@ _GenerateFlags: Any = make_flags(
 
 @dataclass(frozen=True)
 class SearchOptions(CheckpointOptions, _SearchFlags):
-    """Options of all commands that search for translations."""
+    """Options of commands that decode translations with a model."""
 
     # Run directory of a trained model, or its URL (gs://, s3://).
     run: Path
@@ -270,8 +275,8 @@ class EvaluateOptions(
 
     # Split of the run's data set to evaluate. None: test, unless --reference names a file.
     split: Literal["test", "valid"] | None = None
-    # File of source sentences to evaluate on, one per line; needs --reference, or a --scorer that works
-    # without references. None: the sources of --split.
+    # File of source sentences to evaluate, one per line; needs --reference, or a --scorer that works without
+    # references. None: the sources of --split.
     source: str | None = None
     # File of reference translations, one line for each line of --source; for a language model, the text to
     # score. None: the references of --split.
@@ -292,23 +297,25 @@ class EvaluateOptions(
     # Systems to compare the run with in paired significance tests, separated by commas: RUN, RUN@CHECKPOINT,
     # or a file of translations of the same sentences. Empty: no comparison.
     against: tuple[str, ...] = ()
-    # Test with --against: paired bootstrap resampling, or approximate randomization. None: bootstrap.
+    # Significance test for --against: paired bootstrap resampling, or approximate randomization. None:
+    # bootstrap.
     paired: Literal["bootstrap", "approximate"] | None = None
     # Number of random trials of the test with --paired=approximate. None: 10000.
     trials: int | None = None
-    # Find the --rerank_weight that gives the best score by this metric, such as bleu or chrf, instead of an
-    # evaluation. Needs --rerank; use --split=valid. None: evaluate.
+    # Instead of evaluating, find the --rerank_weight that gives the best score by this metric, such as bleu
+    # or chrf. Needs --rerank; use --split=valid. None: evaluate.
     tune_rerank: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackendOptions:
-    """What translates."""
+    """Option that selects the system that translates."""
 
     # ---- model ----
 
-    # System that searches. jax: this package. ctranslate2: CTranslate2 (needs the extra ctranslate2), for
-    # beam search, greedy search and sampling; --run is then a folder that export --format=ctranslate2 wrote.
+    # System that runs the model. jax: this package. ctranslate2: CTranslate2 (needs the extra ctranslate2),
+    # for beam search, greedy search and sampling; --run is then a folder that export --format=ctranslate2
+    # wrote.
     backend: Literal["jax", "ctranslate2"] = "jax"
 
 
@@ -323,7 +330,7 @@ class FileTranslationOptions(
     EncodingOptions,
     DocumentOptions,
 ):
-    """Options of all commands that translate files."""
+    """Options of commands that translate files."""
 
 
 @dataclass(frozen=True)
@@ -344,34 +351,34 @@ class TranslateOptions(
     input: str = "-"
     # File for the translations, named FILE.partial until it is complete. `-`: standard output.
     output: str = "-"
-    # Run (or RUN@CHECKPOINT) that translates further: --run=DE_EN --then=EN_FR translates from German to
-    # French. Search options are for both runs; --checkpoint, --ensemble and --shortlist are for --run. None:
-    # no such run.
+    # Second run (or RUN@CHECKPOINT), which translates the output of --run: --run=DE_EN --then=EN_FR
+    # translates from German to French. Search options are for both runs; --checkpoint, --ensemble and
+    # --shortlist are for --run. None: no second run.
     then: str | None = None
     # ---- requirements on translations ----
 
-    # File with the beginning of each line's translation, one line for each input line; an empty line sets no
-    # prefix. None: no prefixes.
+    # File with one line for each input line: the text with which the translation must begin. An empty line
+    # sets no prefix. None: no prefixes.
     prefix: str | None = None
-    # File with phrases that each line's translation must contain, separated by tabs, one line for each input
-    # line; an empty line requires nothing. None: no required phrases.
+    # File with one line for each input line: phrases that the translation must contain, separated by tabs. An
+    # empty line requires nothing. None: no required phrases.
     required: str | None = None
     # ---- what is written ----
 
     # Write the n best translations of each line as `i ||| text ||| score`, where i counts lines from 0. None:
     # only the best, as text alone.
     n_best: int | None = None
-    # With --n_best: leave out translations that repeat the text of a better one, so fewer than n may be left.
+    # With --n_best: leave out translations whose text equals a better translation; fewer than n may remain.
     unique: bool = False
     # Write `score<TAB>text`; the score is the log-probability divided by the length penalty.
     scores: bool = False
     # Write `score<TAB>log-probability<TAB>log-probabilities of the tokens<TAB>text`.
     token_scores: bool = False
-    # Write before the text which words or subwords are aligned by attention, as pairs `i-j` of source and
-    # target positions, counted from 0. --alignments without a value: words. None: no alignment.
+    # Write the word or subword alignment by attention before the text, as pairs `i-j` of source and target
+    # positions, counted from 0. --alignments without a value: words. None: no alignment.
     alignments: Literal["words", "pieces"] | None = None
-    # Decoder layer whose attention gives the alignment. 0: first layer; -1: last. None: the layer of the head
-    # that was trained on alignments (model.alignment), otherwise the second-to-last layer.
+    # Decoder layer whose attention gives the alignment. 0: first layer; -1: last. None: the layer whose head
+    # was trained on alignments (model.alignment), otherwise the second-to-last layer.
     alignment_layer: int | None = None
     # Attention head, counted from 0, that gives the alignment. None: the head that was trained on alignments,
     # otherwise the mean of all heads.
@@ -383,11 +390,11 @@ class TranslateOptions(
     markup: bool = False
     # ---- lines and interruptions ----
 
-    # Number of lines that are read before the first is written; these lines share batches. A pipe that pauses
-    # for half a second closes its window early, unless --output names a file. None: 2048, or 1 if the input
-    # is a terminal.
+    # Number of lines that are read before the first translation is written; these lines share batches. If an
+    # input pipe pauses for half a second, the lines read so far are translated, unless --output names a file.
+    # None: 2048, or 1 if the input is a terminal.
     window: Annotated[int | None, at_least(1)] = None
-    # First compile the functions for few sentences and store them, so that later commands start faster.
+    # First compile the functions for small batches and store them, so that later commands start faster.
     warm_up: bool = False
     # Resume an interrupted `translate` command with the same flags from its FILE.partial.
     resume: bool = False
@@ -400,7 +407,7 @@ class TranslateOptions(
 class ScoreOptions(
     CheckpointOptions, _ScoreFlags, DtypeOptions, NonfiniteOptions, EncodingOptions, LanguageOptions
 ):
-    """Scores given translations line by line, with the score by which the search ranks hypotheses."""
+    """Scores existing translations line by line, with the score by which beam search ranks hypotheses."""
 
     # Run directory of a trained model, or its URL (gs://, s3://).
     run: Path
@@ -428,7 +435,7 @@ class ScoreOptions(
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(CheckpointOptions, _GenerateFlags):
-    """Writes texts by a language model (a run without data.source_language), one per line."""
+    """Generates texts with a language model (a run without data.source_language), one per line."""
 
     # Run directory of a trained language model.
     run: Path
@@ -436,7 +443,8 @@ class GenerateOptions(CheckpointOptions, _GenerateFlags):
     prompt: str = ""
     # Number of texts, which are samples, or the best results of a beam search.
     n_best: int = 1
-    # Maximum tokens of a text, with prompt and end symbol. None: data.max_target_length of the run's config.
+    # Maximum number of tokens per text, including prompt and end symbol. None: data.max_target_length of the
+    # run's config.
     length: int | None = None
     # Random sampling, greedy search or beam search.
     method: Literal["sample", "greedy", "beam"] = "sample"
@@ -458,7 +466,7 @@ class PlotOptions(CheckpointOptions):
 
     # Run directory to plot.
     run: Path
-    # Source sentence to translate and plot the attention of. Empty: no attention plots.
+    # Source sentence to translate, with plots of the attention weights. Empty: no attention plots.
     source: str = ""
     # Folder for the PNG files. None: RUN/plots.
     output: Path | None = None
@@ -466,15 +474,16 @@ class PlotOptions(CheckpointOptions):
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """Reports versions, devices and missing packages, with the command that installs each."""
+    """Reports versions, devices and missing packages, with the commands that install them."""
 
-    # Run directory of a translation model, for which the programs of translate and serve are listed, too.
+    # Run directory of a translation model; the report then also lists the functions that translate and serve
+    # compile for this model.
     run: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions(PairRules, FileTranslationOptions):
-    """Options of all commands that make training data."""
+    """Options of commands that make training data."""
 
     # ---- input and output ----
 
@@ -484,13 +493,13 @@ class CorpusOptions(PairRules, FileTranslationOptions):
     output: Path
     # Weight of each pair in the loss of training, written as a third column. None: no such column.
     weight: Annotated[float | None, between(SMALLEST_WEIGHT, LARGEST_WEIGHT)] = None
-    # Earlier name of --pair_length_ratio.
+    # Old name of --pair_length_ratio.
     max_length_ratio: Annotated[float | None, at_least(1)] = None
     # ---- lines and interruptions ----
 
     # Number of lines that are translated at a time; these lines share batches. None: 2048.
     window: Annotated[int | None, at_least(1)] = None
-    # Resume an interrupted command with the same flags; nothing is done twice.
+    # Resume an interrupted command, given the same flags; finished work is not repeated.
     resume: bool = False
     # Discard the translations in DIR and start over. Without --resume or --overwrite, existing translations
     # are kept, and the command ends with an error.
@@ -499,39 +508,39 @@ class CorpusOptions(PairRules, FileTranslationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BacktranslateOptions(BackendOptions, CorpusOptions):
-    """Makes training pairs of text in the target language, with translations by --run as sources."""
+    """Makes training pairs from text in the target language, with translations by --run as sources."""
 
     # ---- back-translation ----
 
-    # Symbol before each source, which tells the model that this source is a translation. Training needs the
-    # symbol in vocab.symbols. Empty: none.
+    # Symbol before each source, to mark it as back-translated. Training needs the symbol in vocab.symbols.
+    # Empty: none.
     tag: str = "<BT>"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistilOptions(CorpusOptions, LanguageOptions):
-    """Makes training pairs for a student: sources, and their translations by the run --run or any system."""
+    """Makes training pairs for a student: sources with translations by the teacher --run or any system."""
 
     # Run directory of the teacher, or its URL (gs://, s3://). None: --candidates has the translations.
     run: Path | None = None  # type: ignore[assignment]
-    # UTF-8 text file for the run to translate, one sentence per line. None: --candidates has the sources.
+    # UTF-8 text file for the teacher to translate, one sentence per line. None: --candidates has the sources.
     input: str | None = None  # type: ignore[assignment]
     # ---- distillation ----
 
     # File of sources with translations by any system, such as a large language model: a source and its
     # translations per line, separated by tabs; or in FILE.jsonl objects {"source": TEXT, "translations":
-    # [TEXT, ...]}. What is no translation is left out. None: --run translates --input.
+    # [TEXT, ...]}. Texts that are not translations are left out. None: --run translates --input.
     candidates: str | None = None
     # File of the reference translations, one line for each source, for --targets=nbest. None: no references.
     reference: str | None = None
-    # best: the best (first) translation of each source. Of the n best, or of all candidates, nbest: the
-    # closest to the reference (Kim and Rush 2016); mbr: the one with minimum Bayes risk; scorer: the one that
-    # --metric, which --scorer defines, scores highest.
+    # Which translation of each source becomes the target. best: the best (first) one. The others choose among
+    # the n best or all candidates. nbest: the closest to the reference (Kim and Rush 2016); mbr: the one with
+    # minimum Bayes risk; scorer: the one with the highest score by --metric, which --scorer defines.
     targets: Literal["best", "nbest", "mbr", "scorer"] = "best"
     # Number of translations by --run to choose from. None: all hypotheses of the search.
     n_best: int | None = None
-    # Score of a sentence by which targets are chosen: bleu, chrf, chrf++, ter, or what --scorer defines.
-    # None: bleu for nbest, chrf for mbr.
+    # Sentence-level score by which targets are chosen: bleu, chrf, chrf++, ter, or a name that --scorer
+    # defines. None: bleu for nbest, chrf for mbr.
     metric: str | None = None
 
 
@@ -541,8 +550,8 @@ class ExportOptions(CheckpointOptions):
 
     # Run directory of a trained model, or its URL (gs://, s3://).
     run: Path
-    # Target format: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, embeddings, hf (for imported
-    # models their own classes, for other models marian or hf-pre-norm), marian and hf-pre-norm (both for
+    # Target format: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, embeddings, hf (the original
+    # class of an imported model; marian or hf-pre-norm for other models), marian or hf-pre-norm (both for
     # transformers), ctranslate2, marian-npz (for Marian) or bergamot (for browsers).
     format: str
     # Folder for the exported files; it must be empty or not exist.
@@ -552,10 +561,10 @@ class ExportOptions(CheckpointOptions):
     # sentences) or int8_dynamic (without such scales). none: float32.
     quantization: str = "none"
     # Maximum accepted absolute difference from the original model's logits or log-probabilities. If the
-    # largest of these numbers exceeds 1, the tolerance is multiplied by it.
+    # largest of these values exceeds 1, the tolerance is multiplied by the largest value.
     tolerance: float = 1e-4
-    # With --format=ctranslate2 or bergamot: shortlist of the run, which prepare --shortlist=FILE wrote. It is
-    # exported as vmap.txt or lex.DEEN.s2t.bin.
+    # With --format=ctranslate2 or bergamot: the run's shortlist, written by prepare --shortlist=FILE. The
+    # shortlist is exported as vmap.txt or lex.DEEN.s2t.bin.
     shortlist: Path | None = None
     # Name of a model on Hugging Face's Hub to which the files are uploaded, with a model card, as in
     # hf:OWNER/NAME. None: nothing is uploaded.
@@ -566,36 +575,39 @@ class ExportOptions(CheckpointOptions):
 class ImportOptions:
     """Converts a model of another system to a run directory, to translate, score or train further."""
 
-    # Folder of the model, or its file of weights, or the name of a model on Hugging Face's Hub, such as
+    # Folder of the model, its weights file, or the name of a model on Hugging Face's Hub, such as
     # hf:facebook/nllb-200-distilled-600M, or with a revision hf:OWNER/NAME@REVISION.
     input: Path
     # Run directory to create; it must be empty or not exist.
     run: Path
     # Format of the model: hf (Hugging Face's BART, mBART-50, M2M100, NLLB, T5, mT5, MADLAD-400, ByT5, Marian,
     # Pegasus), torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian, hf-pre-norm, or the format of
-    # another toolkit (fairseq, opennmt-py, eole, marian-npz, bergamot, joeynmt). None: found from the files.
+    # another toolkit (fairseq, opennmt-py, eole, marian-npz, bergamot, joeynmt). None: detected from the
+    # files.
     format: str | None = None
-    # Languages to translate between, as in de,en; of two, the first is the source language. More than two are
-    # for models of many languages (--format=hf). None: those that the model's files name, or de,en.
+    # Languages to translate between, as in de,en; if there are two, the first is the source language. More
+    # than two are for multilingual models (--format=hf). None: the languages in the model's files, or de,en.
     languages: tuple[str, ...] | None = None
-    # With --format=hf: files of text in the languages in use. Subwords that do not occur in these files are
-    # removed from vocabulary and embeddings. With --new_language: files of its text, and of text in all other
-    # languages in use, named like text.de, if subwords are to be removed. None: all are kept.
+    # With --format=hf: text files in the languages to use. Subwords that do not occur in these files are
+    # removed from vocabulary and embeddings. With --new_language: text files in the new language; to remove
+    # subwords, also text files in all other languages to use, named like text.de. None: all subwords are
+    # kept.
     vocab_text: tuple[str, ...] | None = None
-    # With --vocab_text: languages of --languages that the model lacks, each with a related one whose tag has
-    # its row copied, as in tyv_Cyrl:kaz_Cyrl. For T5 models without tags: tyv. None: no new languages.
+    # With --vocab_text: languages of --languages that the model lacks, each with a related language whose tag
+    # embedding is copied, as in tyv_Cyrl:kaz_Cyrl. For T5 models without tags, the language alone: tyv. None:
+    # no new languages.
     new_language: tuple[str, ...] | None = None
-    # Number of subwords that are learned for new languages. None: all that are frequent in words that have
-    # fewer than 4 characters a subword.
+    # Number of subwords to learn for new languages. None: all frequent ones in words that have fewer than 4
+    # characters per subword.
     new_pieces: int | None = None
     # Config file, or name of a recipe, that describes the model. None: the model's files describe it.
     config: str | None = None
     # Folder of the vocabularies: SentencePiece models (joint.model, or source.model and target.model), or
-    # lists of words, one per line in the order of ids (joint.txt, or source.txt and target.txt). Or one file
-    # for both languages. None: the vocabularies in the model's folder.
+    # lists of words, one per line in the order of ids (joint.txt, or source.txt and target.txt). Or the path
+    # of one file for both languages. None: the vocabularies in the model's folder.
     vocab: Path | None = None
     # Maximum accepted absolute difference from the original model's logits. If the largest logit exceeds 1,
-    # the tolerance is multiplied by it.
+    # the tolerance is multiplied by the largest logit.
     tolerance: float = 1e-4
 
 
@@ -603,31 +615,31 @@ class ImportOptions:
 class ServeOptions(ScorerOptions, CheckpointOptions, SearchModelOptions, ShortlistOptions, LetterCaseOptions):
     """Serves models over HTTP, with LibreTranslate's API and a page to try them."""
 
-    # Run directory of a trained model, or with --backend=ctranslate2 folder of an exported model. For several
-    # language pairs, give several: --run=A --run=B.
+    # Run directory of a trained model, or with --backend=ctranslate2 the folder of an exported model. Repeat
+    # the flag to serve several language pairs: --run=A --run=B.
     run: tuple[Path, ...]
     # ---- address ----
 
-    # Port to listen at. 0: any free port.
+    # Port to listen on. 0: any free port.
     port: Annotated[int, between(0, 65535)] = 5000
-    # Address to listen at. 127.0.0.1: only this machine; 0.0.0.0: all its networks. None: the value of the
-    # environment variable FLAXFORMER_MT_HOST, or 127.0.0.1.
+    # Address to listen on. 127.0.0.1: only this machine; 0.0.0.0: all networks of this machine. None: the
+    # value of the environment variable FLAXFORMER_MT_HOST, or 127.0.0.1.
     host: str | None = None
-    # File of keys, one per line. Each request for a translation needs a key. None: no key is needed.
+    # File of API keys, one per line. Each request for a translation then needs a key. None: no key is needed.
     api_key_file: Path | None = None
-    # Origins whose pages may ask this server from a browser (CORS), such as https://example.org, separated by
-    # commas. *: any. Empty: only the server's own page.
+    # Origins whose pages may send requests to this server from a browser (CORS), such as https://example.org,
+    # separated by commas. *: any. Empty: only the server's own page.
     cors: tuple[str, ...] = ()
     # Names by which clients reach this server, such as translate.example.org, separated by commas; requests
-    # with another Host are refused. Empty: any.
+    # with other Host headers are refused. Empty: any.
     allowed_hosts: tuple[str, ...] = ()
     # ---- limits ----
 
     # Maximum number of characters of a request; longer requests get status 413.
     max_characters: Annotated[int, at_least(1)] = 10_000
-    # Maximum number of lines of all unanswered requests; further requests get status 429.
+    # Maximum total number of lines in unanswered requests; further requests get status 429.
     max_waiting: Annotated[int, at_least(1)] = 1000
-    # Seconds after which a request that is not answered gets status 504.
+    # Seconds after which an unanswered request gets status 504.
     timeout: Annotated[float, at_least(0.001)] = 60.0
     # ---- model ----
 
@@ -635,16 +647,17 @@ class ServeOptions(ScorerOptions, CheckpointOptions, SearchModelOptions, Shortli
     backend: Literal["jax", "ctranslate2"] = "jax"
     # Beam size; a request gets at most this many hypotheses. None: as in the run's config.
     beam_size: int | None = None
-    # Whether to offer more language pairs through a third language: runs de-en and en-fr together translate
-    # from de to fr.
+    # Whether to offer further language pairs by pivoting through a third language: runs de-en and en-fr
+    # together translate from de to fr.
     pivots: bool = True
-    # Compile all batch sizes at the start. Meanwhile, a request waits only for the functions that it needs.
+    # Compile the functions for all batch sizes at the start. Meanwhile, a request waits only for the
+    # functions that it needs.
     warm_up: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewOptions:
-    """Writes a config for a corpus, with held-out pairs, and sizes that fit the corpus and this machine."""
+    """Writes a config for a corpus, with held-out pairs and sizes that fit the corpus and this machine."""
 
     # Files of the corpus, which may be written without `--files=`. Give two files with one sentence per line,
     # source first (corpus.fr corpus.en), or one table with two columns (corpus.tsv), JSON objects
@@ -652,31 +665,32 @@ class NewOptions:
     files: tuple[str, ...]
     # Run directory for the training. The config is written next to it, as RUN.py.
     run: Path
-    # Where the model is to translate: in browsers (Bergamot's engine, which Firefox has), or on CPUs
-    # (CTranslate2). Then RUN.py is a small student, RUN_teacher.py its teacher, and both have the commands up
-    # to the export. None: one model.
+    # Where the model will run: in browsers (Bergamot's engine, which Firefox has), or on CPUs (CTranslate2).
+    # RUN.py then describes a small student and RUN_teacher.py its teacher; both files list the commands up to
+    # the export. None: one model, without a teacher.
     for_: Literal["browser", "cpu"] | None = None
-    # Run to fine-tune, such as one that `import --new_language` made. RUN.py then has its network and
-    # vocabulary, and both directions of the corpus if the model has language tags. None: a new model.
+    # Run to fine-tune, such as a run that `import --new_language` made. RUN.py then has the network and
+    # vocabulary of that run, and both directions of the corpus if the model has language tags. None: a new
+    # model.
     from_: Path | None = None
-    # With --from: data sets of directions that the model knows, as in parallel_text@my_text:ru-en. A share of
-    # them is mixed in, against forgetting. None: no such set.
+    # With --from: data sets of directions that the model already translates, as in
+    # parallel_text@my_text:ru-en. Mixing in a share of these sets reduces forgetting. None: no replay.
     replay: str | None = None
-    # Language of the sources, such as fr. None: the ending of the first file.
+    # Language of the sources, such as fr. None: the extension of the first file.
     source_language: str | None = None
-    # Language of the targets, such as en. None: the ending of the second file.
+    # Language of the targets, such as en. None: the extension of the second file.
     target_language: str | None = None
     # Folder of prepared data. None: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
     cache_dir: Path | None = None
-    # Leave out pairs that are not UTF-8 and surplus lines of the longer file, instead of ending with an
-    # error.
+    # Leave out pairs that are not UTF-8, and surplus lines of the longer file. Without this flag, they are
+    # errors.
     drop_invalid: bool = False
     # Replace an existing config RUN.py.
     overwrite: bool = False
 
 
 def read_glossary(options: EvaluateOptions | TranslateOptions) -> Any:
-    """Return the `Glossary` that the flags name; None: none."""
+    """Return the `Glossary` that --glossary names, or None without that flag."""
     from flaxformer_mt.translation.glossary import Glossary
 
     return None if options.glossary is None else Glossary.load(options.glossary)

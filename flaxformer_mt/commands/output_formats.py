@@ -1,4 +1,4 @@
-"""Formats of what `translate` and `score` write: columns, n-best lists, Pharaoh alignments, JSON lines."""
+"""Output formats of `translate` and `score`: columns, n-best lists, Pharaoh alignments, JSON lines."""
 
 import json
 import math
@@ -21,10 +21,10 @@ class TranslationFormat:
     """Selects the output of a translation.
 
     The columns of a line are separated by tabs: score, log-probability and token log-probabilities,
-    alignment, text; the text is always written. n_best: a line `i ||| text ||| score` for each hypothesis,
-    with the alignment as a fourth field if `alignments` is set, and every ||| of a text written as
-    &#124;&#124;&#124;. unique: hypotheses whose text an earlier one has are left out. json: one object with
-    all fields. The score of a blank line is nan, in JSON null.
+    alignment, text; the text is always written. n_best: one line `i ||| text ||| score` per hypothesis, with
+    the alignment as a fourth field if `alignments` is set, and every ||| of a text written as
+    &#124;&#124;&#124;. unique: leave out hypotheses whose text equals an earlier hypothesis. json: one object
+    with all fields. The score of a blank line is nan, in JSON null.
     """
 
     n_best: bool = False
@@ -77,7 +77,7 @@ def _describe(hypothesis: Translation, pieces: Pieces) -> dict[str, Any]:
 def format_score(
     score: Translation, number: int, source: str | None, pieces: Pieces, *, tokens: bool, as_json: bool
 ) -> str:
-    """Return the output line of the score of a given target, which is the text.
+    """Return the output line for the score of an existing translation, whose text is the target.
 
     Args:
       number: index of the pair, counted from 0.

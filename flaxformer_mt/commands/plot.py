@@ -1,4 +1,4 @@
-"""`plot`: figures of a run's training metrics, and of the attention over a sentence, as PNG files."""
+"""`plot`: plots a run's training metrics and the attention weights of a sentence as PNG files."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ Figures = dict[str, Any]
 
 
 def plot(options: PlotOptions) -> dict[str, Any]:
-    """Plot the training of a run, and the attention over a sentence if one is given; return JSON values."""
+    """Plot the training of a run and, with --source, the attention weights of a sentence; return paths."""
     run_dir, source, checkpoint = open_copy(options.run), options.source, options.checkpoint
     config = read_config(run_dir / "config.json")
     output = options.output or run_dir / "plots"
@@ -80,7 +80,7 @@ def _draw_metrics(config: Config, run_dir: Path, run_name: str) -> Figures:
 def training_panels(
     records: Sequence[Mapping[str, Any]], label_smoothing: float
 ) -> dict[str, dict[str, plots.Curve]]:
-    """Return the curves of a run's metrics that have a finite value."""
+    """Return the panels of curves of a run's metrics, without curves that have no finite value."""
     smoothed = f", label smoothing {label_smoothing:g}" if label_smoothing else ""
     panels = {
         "loss": {

@@ -1,4 +1,4 @@
-"""The command `score`: scores of translations that exist, line by line."""
+"""The command `score`: scores existing translations line by line."""
 
 import contextlib
 import itertools

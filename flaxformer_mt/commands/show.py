@@ -1,6 +1,6 @@
-"""`show`: the size of an experiment before it runs: parameters, FLOPs and memory of a step, batch shapes.
+"""`show`: reports parameters, FLOPs and memory of a step, and batch shapes of an experiment before it runs.
 
-Traces the functions of training with abstract arrays, so that no array is computed or allocated.
+The training functions are traced with abstract arrays, so that no array is computed or allocated.
 """
 
 from collections import Counter
@@ -26,14 +26,13 @@ from flaxformer_mt.training.trained_parameters import select_trained
 
 
 def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None = None) -> dict[str, Any]:
-    """Describe the size and cost of an experiment as JSON values.
+    """Describe the size and the cost of an experiment as JSON values.
 
-    A step is one update from `optim.accumulation` batches of the longest shape without padding. `at_peak` is
-    the time on a device of the given kind, or of the kind in use here, at its peak rate, or None if the peak
-    rate is unknown.
-    If `run_dir` has been prepared for this config, vocabulary sizes and batches are those of its data.
-    Otherwise vocabularies are assumed to have `vocab.size` entries, and `batches` and `stages` are None.
-    For a language model, the source vocabulary has size 0 and the source length is 0.
+    A step consists of `optim.accumulation` batches of the longest shape, without padding. `at_peak` is the
+    time of a step at the peak rate of `device_kind` (None: the kind of this machine's devices), or None if
+    the peak rate is unknown. If `run_dir` has been prepared for this config, vocabulary sizes and batches
+    come from its data. Otherwise, vocabularies are assumed to have `vocab.size` entries, and `batches` and
+    `stages` are None. Language models have a source vocabulary of size 0 and a source length of 0.
     """
     sizes = batches = stages = None
     if run_dir is not None and _is_prepared(run_dir, config):
@@ -76,7 +75,7 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
 
 
 def _is_prepared(run_dir: Path, config: Config) -> bool:
-    """Tell whether the run has data for this config; warn if it was trained with another one."""
+    """Return whether the run has been prepared for this config; warn if it was trained with another one."""
     if not (run_dir / "vocab").is_dir():
         return False
     try:
@@ -89,7 +88,7 @@ def _is_prepared(run_dir: Path, config: Config) -> bool:
 
 
 def plan_sizes(config: Config) -> tuple[int, int]:
-    """Return the sizes of the source (0 for a language model) and the target vocabulary by the config."""
+    """Return the configured sizes of source and target vocabulary; a language model has source size 0."""
     vocab = config.vocab
     source_size = vocab.size if vocab.source_size is None else vocab.source_size
     if not vocab.size or not source_size and config.data.source_language:
@@ -113,7 +112,7 @@ def _time_at_peak(config: Config, flops: int, kind: str) -> dict[str, Any] | Non
 
 
 def longest_batch(config: Config) -> BatchArray:
-    """Return the batch for the longest sentences that the config allows, without pairs."""
+    """Return an empty batch with the shape for the longest sentences that the config allows."""
     shape, packed = make_longest_shape(config.data), config.data.batching == "pack"
     ids: dict[str, Any] = {"pad_id": config.vocab.pad_id, "bos_id": config.vocab.bos_id}
     columns: dict[str, Column] = {}
@@ -123,7 +122,7 @@ def longest_batch(config: Config) -> BatchArray:
 
 
 def count_parameters(params: Any) -> dict[str, Any]:
-    """Parameter counts: total, embeddings, and by module to a depth of two: {"encoder/layers_0": 1315072}."""
+    """Count parameters: in total, in embeddings, and per module, such as {"encoder/layers_0": 1315072}."""
     params = jax.eval_shape(unstack_layers, params)
     modules: Counter[str] = Counter()
     embeddings = 0
@@ -135,7 +134,7 @@ def count_parameters(params: Any) -> dict[str, Any]:
 
 
 def estimate_memory(config: Config, params: Any) -> dict[str, float]:
-    """MiB of a step on a device with replicated parameters, without activations: their size is up to XLA."""
+    """Estimate the MiB of a step on a device with replicated parameters, without activations."""
     state = jax.eval_shape(lambda p: init_state(p, config.optim), params)
     sizes = {
         "parameters": _bytes_of(state.params),

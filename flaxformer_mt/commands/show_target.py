@@ -1,4 +1,4 @@
-"""`show --target`: what a compiler makes of the update of a config for accelerators that are not at hand."""
+"""`show --target`: compiles a training step for accelerators that need not be present, and describes it."""
 
 import contextlib
 import math
@@ -32,11 +32,11 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 class Compiled(NamedTuple):
-    """A compiled program.
+    """A compiled program (XLA executable).
 
-    needed: bytes of one device that must be free for it to run, with its arguments and results, and with
-    what the update keeps meanwhile for other programs. text: empty if the compiler refused the program for
-    lack of memory. times: how often an update runs it.
+    needed: bytes of device memory that the program needs, including arguments, results, and arrays that the
+    step keeps for other programs. text: the program; empty if the compiler rejected it for lack of memory.
+    times: number of its runs per step.
     """
 
     needed: int
@@ -45,7 +45,7 @@ class Compiled(NamedTuple):
 
 
 def show_for_target(config: Config, run_dir: Path | None, target: Target) -> dict[str, Any]:
-    """Add `target` to the result of `show`: what a compiler makes of the config for these devices."""
+    """Return the result of `show`, with an entry `target` about the step as compiled for these devices."""
     jax.config.update("jax_platforms", "cpu")  # the devices at hand, if there are any, are not needed
     result = show(config, run_dir, device_kind=target.accelerator.device_kind)
     sizes = (result["vocabulary"]["source_size"], result["vocabulary"]["target_size"])
@@ -53,10 +53,10 @@ def show_for_target(config: Config, run_dir: Path | None, target: Target) -> dic
 
 
 def describe_update(config: Config, target: Target, *, sizes: tuple[int, int]) -> dict[str, Any]:
-    """Compile the update of the longest batch, and describe it as JSON values.
+    """Compile a training step for the longest batch, and describe it as JSON values.
 
-    `sizes` are the numbers of entries of the source and of the target vocabulary. `estimate` is None if the
-    compiler refuses a program for lack of memory.
+    `sizes` are the sizes of the source and the target vocabulary. `estimate` is None if the compiler rejects
+    a program for lack of memory.
     """
     parallel = make_parallel(config, devices=find_devices(target))
     rows, source, length = longest_batch(config).shape
@@ -91,9 +91,9 @@ def describe_update(config: Config, target: Target, *, sizes: tuple[int, int]) -
 
 
 def compile_update(config: Config, parallel: Parallel, sizes: tuple[int, int]) -> list[Compiled]:
-    """Compile one update for the longest batch; with gradient accumulation, its three programs.
+    """Compile one training step for the longest batch; with gradient accumulation, its three programs.
 
-    Rows are added to the batch until the devices divide them.
+    Rows are added to the batch until their number is divisible over the devices.
     """
     model, _ = make_training_model(config, parallel, sizes=sizes)
     step = compile_train_step(model, config, parallel)
@@ -136,7 +136,7 @@ def _bytes_on_device(tree: Any) -> int:
 def _compile(
     parallel: Parallel, program: Any, inputs: Sequence[Any], *, times: int = 1, held: int = 0
 ) -> Compiled:
-    """Compile a program of an update that keeps `held` bytes of a device meanwhile for others."""
+    """Compile a program of a step, which keeps `held` bytes on each device for other programs."""
     # Pallas asks for which GPU it lowers kernels; JAX 0.12 and newer ask the mesh.
     device = parallel.mesh.abstract_mesh.abstract_device
     with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
@@ -154,7 +154,7 @@ def _compile(
 
 
 def _compile_lowered(lowered: Any) -> Any:
-    """Compile; without Triton's products where it needs a GPU to choose their tiles (XLA of JAX 0.10)."""
+    """Compile; without Triton GEMMs if their tile sizes cannot be chosen without a GPU (XLA of JAX 0.10)."""
     try:
         return lowered.compile()
     except jax.errors.JaxRuntimeError as error:
@@ -165,7 +165,7 @@ def _compile_lowered(lowered: Any) -> Any:
 
 @contextlib.contextmanager
 def _without_messages_of_xla() -> Iterator[None]:
-    """Discard what compilers write to standard error, where only errors that JAX raises concern a user."""
+    """Discard messages of compilers on standard error; only the errors that JAX raises matter to users."""
     saved = os.dup(2)
     try:
         with open(os.devnull, "wb") as nowhere:
@@ -177,9 +177,9 @@ def _without_messages_of_xla() -> Iterator[None]:
 
 
 def find_needed_memory(message: str) -> int | None:
-    """Read how many bytes a program needs from the error of a compiler that refuses it for lack of memory.
+    """Return the bytes that a program needs, from a compiler's error about lack of memory.
 
-    None for other errors. `Used 20.49G of 15.75G hbm` is 20.49 GiB.
+    Returns None for other errors. `Used 20.49G of 15.75G hbm` gives 20.49 GiB.
     """
     if "RESOURCE_EXHAUSTED" not in message:
         return None
@@ -194,7 +194,7 @@ def find_needed_memory(message: str) -> int | None:
 
 @contextlib.contextmanager
 def _name_failure(target: Target) -> Iterator[None]:
-    """Make one line of a compiler's error, and of JAX's where it misses cuDNN while it traces attention."""
+    """Raise UserError with one line for errors of the compiler, and of JAX if cuDNN is missing."""
     try:
         yield
     except RuntimeError as error:
@@ -212,9 +212,9 @@ def _name_failure(target: Target) -> Iterator[None]:
 def estimate_update(
     config: Config, target: Target, programs: Sequence[Compiled], *, devices: int, target_size: int
 ) -> dict[str, Any]:
-    """Describe what the programs of an update cost.
+    """Describe the cost of the programs of a training step.
 
-    `computing_milliseconds` are the operations of the model at the peak rate of the devices.
+    `computing_milliseconds` is the time of the model's operations at the peak rate of the devices.
     """
     rows, source, length = longest_batch(config).shape
     flops = training_flops(config.model, padded_work(rows, source, length), target_size=target_size)
@@ -232,7 +232,7 @@ def estimate_update(
 
 
 def summarize_target(target: Mapping[str, Any]) -> str:
-    """Return the part `target` of the result, for a person."""
+    """Format the part `target` of the result as text."""
     batch, attention, estimate = target["batch"], target["attention"], target["estimate"]
     fits = "fits into" if target["fits"] else "does NOT fit into"
     parts: Parts = [

@@ -1,4 +1,4 @@
-"""Accelerators that are not at hand: their names, such as `v5e:2x2` and `h100:8`, and what compilers read."""
+"""Accelerators to compile for without having them: their names (`v5e:2x2`, `h100:8`) and descriptions."""
 
 import difflib
 import importlib.util
@@ -17,9 +17,9 @@ from flaxformer_mt.errors import UserError, first_line, install_command
 class Accelerator:
     """A kind of accelerator.
 
-    device_kind: the name of a device in JAX, which `flops.peak_flops` knows. memory: bytes of a device that
-    programs can use. bandwidth: bytes a second from and to this memory. slices: of TPUs that Google Cloud
-    offers.
+    device_kind: JAX's name of the device, which `flops.peak_flops` knows. memory: bytes of device memory that
+    programs can use. bandwidth: bytes per second between device and memory. slices: shapes of TPU slices that
+    Google Cloud offers.
     """
 
     platform: Literal["tpu", "cuda"]
@@ -47,9 +47,9 @@ ACCELERATORS = {
 
 @dataclass(frozen=True)
 class Target:
-    """Devices to compile for: `groups` equal slices of TPUs, or hosts of GPUs.
+    """Devices to compile for: `groups` equal TPU slices or GPU hosts.
 
-    shape: of a slice, such as "2x2"; of GPUs, their number on a host.
+    shape: the shape of a TPU slice, such as "2x2", or the number of GPUs per host.
     """
 
     kind: str
@@ -66,14 +66,14 @@ class Target:
 
     @property
     def name(self) -> str:
-        """The name that `parse_target` reads: `v5e:2x2`, and `v5e:2x2:2` for two slices."""
+        """The name that `parse_target` parses, such as `v5e:2x2`, or `v5e:2x2:2` for two slices."""
         return f"{self.kind}:{self.shape}" + (f":{self.groups}" if self.groups > 1 else "")
 
 
 def parse_target(name: str) -> Target:
-    """Read the name of a target: KIND, KIND:SHAPE or KIND:SHAPE:SLICES (GPUs: KIND:GPUS:HOSTS).
+    """Parse the name of a target: KIND, KIND:SHAPE or KIND:SHAPE:SLICES (for GPUs: KIND:GPUS:HOSTS).
 
-    A kind alone is one chip.
+    KIND alone means one chip.
     """
     kind, *rest = name.strip().lower().split(":")
     if kind not in ACCELERATORS:
@@ -110,7 +110,7 @@ _GPU_CORES = {
 
 
 def describe_gpu(kind: str) -> str:
-    """Return the GPU as a text of XLA's message GpuTargetConfigProto, by which its compiler knows it."""
+    """Describe a GPU for XLA's compiler, as the text format of XLA's message GpuTargetConfigProto."""
     cores, fpus, shared, shared_optin, cache, clock, capability = _GPU_CORES[kind]
     device = ACCELERATORS[kind]
     features = "NONE" if capability == "major: 8" else "ACCELERATED_FEATURES"
@@ -152,7 +152,7 @@ _GPU_MEMORY_SHARE = 0.75
 
 
 def find_devices(target: Target) -> list[jax.Device]:
-    """Describe the devices of a target to JAX, by their compiler."""
+    """Return JAX devices that describe the target to its compiler, without the hardware."""
     from jax.experimental import topologies
 
     platform = target.accelerator.platform
@@ -188,7 +188,7 @@ def find_devices(target: Target) -> list[jax.Device]:
 
 
 def usable_memory(target: Target) -> int:
-    """Return bytes of a device that a program can use: all of a TPU, the share of a GPU that JAX reserves."""
+    """Return the usable bytes of a device: all memory of a TPU, or the share of a GPU that JAX reserves."""
     if target.accelerator.platform == "tpu":
         return target.accelerator.memory
     share = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", _GPU_MEMORY_SHARE)

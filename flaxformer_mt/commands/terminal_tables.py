@@ -1,4 +1,4 @@
-"""Results as people read them on a terminal, in place of JSON: of `prepare`, of `show`, and any other."""
+"""Formats results as text for a terminal instead of JSON: results of `prepare`, of `show`, and others."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ Parts = list[str | Table]
 
 
 def summarize_values(values: Mapping[str, Any], indent: str = "") -> str:
-    """Format values as lines, those within others indented: {"a": {"b": 1}} is `a` and `  b  1`."""
+    """Format values as lines, with nested values indented: {"a": {"b": 1}} gives `a` and `  b  1`."""
     width = max(map(len, values), default=0)
     lines = []
     for name, value in values.items():
@@ -24,7 +24,7 @@ def summarize_values(values: Mapping[str, Any], indent: str = "") -> str:
 
 
 def summarize_preparation(report: Mapping[str, Any]) -> str:
-    """Return what became of the pairs of each split, the vocabulary, and the batches."""
+    """Format the report of `prepare`: kept and dropped pairs of each split, vocabulary, and batches."""
     splits = [split for split in ("train", "valid", "test") if report[split] is not None]
     rows = [row for split in splits for part in report[split]["parts"] for row in _describe_part(split, part)]
     heading = ["split", "data set", "read", "kept", "problem", "pairs", "action", "first at"]
@@ -64,7 +64,7 @@ def summarize_preparation(report: Mapping[str, Any]) -> str:
 
 
 def summarize_experiment(result: Mapping[str, Any]) -> str:
-    """Return the result of `show`: parameters, the shapes, the memory and the time of a step."""
+    """Format the result of `show`: parameters, and the shapes, the memory and the time of a step."""
     parameters, step, batch = result["parameters"], result["step"], result["longest_batch"]
     vocabulary, memory, peak = result["vocabulary"], step["memory_mib"], result["at_peak"]
     shares = [[name.replace("_", " "), f"{size:,.1f}"] for name, size in memory.items()]

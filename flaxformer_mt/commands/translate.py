@@ -1,6 +1,6 @@
-"""The command `translate`: blocks of lines go to an engine or to workers, and translations to the output.
+"""The command `translate`: sends blocks of lines to an engine or to workers, and writes the translations.
 
-Contains the options that must be equal to resume an output file, and how flags of searches are read.
+Also defines the options that must not change when an output file is resumed, and reads search flags.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Annotations]":
-    """Return the output format of each translation, and the annotations that the format needs."""
+    """Return the output format of translations, and the annotations that this format needs."""
     from flaxformer_mt.commands.output_formats import TranslationFormat
     from flaxformer_mt.translation.result import Annotations
 
@@ -84,9 +84,9 @@ def describe_output(
     inputs: Iterable[str],
     fields: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the options that must be equal to resume an output file, as JSON values.
+    """Return the options that must not change when an output file is resumed, as JSON values.
 
-    `fields` are those of all requests.
+    `fields` are the fields that all requests share.
     """
     from flaxformer_mt.atomic_folder import digest
 
@@ -117,17 +117,17 @@ def _digest(file: str | None) -> str:
 
 
 class PlainOutput:
-    """An output with the methods of `ResumableOutput` but without a record; starts after `done` lines."""
+    """An output with the methods of `ResumableOutput` that cannot be resumed; starts after `done` lines."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write, self.done = write, 0
 
     def read(self, name: str, lines: Iterable[str]) -> Iterator[str]:
-        """Return the lines after those that are done."""
+        """Return the lines after the first `done` lines."""
         return itertools.islice(lines, self.done, None)
 
     def write(self, lines: Iterable[str]) -> None:
-        """Write lines, one after the other."""
+        """Write the lines in order."""
         for line in lines:
             self._write(line)
 
@@ -136,9 +136,7 @@ class PlainOutput:
 def open_one_output(
     options: TranslateOptions, origin: Callable[[], dict[str, Any]], window: int, *, keep: bool
 ) -> Iterator[ResumableOutput | PlainOutput]:
-    """Return the output; of several processes, only the first one writes it, and all start after the same
-    line.
-    """
+    """Open the output, which only the first process writes; all processes start after the same line."""
     from flaxformer_mt.parallel.processes import exchange, is_first
 
     output: ResumableOutput | PlainOutput
@@ -165,9 +163,9 @@ def open_one_output(
 
 
 class TranslatedBlock(NamedTuple):
-    """The output lines of each line of a block, and the number of target tokens in all of them.
+    """The output lines for each line of a block, and their total number of target tokens.
 
-    Also the numbers of segments that steps have changed, by what users are told of them.
+    `counts` are the numbers of segments that processing steps have changed, by the message to users.
     """
 
     outputs: list[list[str]]
@@ -187,7 +185,7 @@ def translate_blocks(
     ahead: bool = False,
     on_progress: Callable[..., object] | None = None,
 ) -> Iterator[TranslatedBlock]:
-    """Translate the lines of blocks by an engine of this process."""
+    """Translate the lines of blocks with an engine in this process."""
     windows, again = itertools.tee(blocks)
     counted: Counter[str] = Counter()
     for translations in engine.run(windows, ahead=ahead, on_progress=on_progress):
@@ -201,7 +199,7 @@ def translate_blocks(
 
 
 def _start_worker(make_engine: "Callable[[], Engine | PivotEngines]", form: "TranslationFormat") -> Any:
-    """Return the function of a worker: of a block, its translations; of None, what they depend on."""
+    """Return a worker's function, which describes the engine and, unless given None, translates a block."""
     engine = make_engine()
 
     def work(block: "list[Request] | None") -> tuple[dict[str, Any], TranslatedBlock | None]:
@@ -219,7 +217,7 @@ def _name_block(block: "list[Request] | None") -> str:
 def _open_translator(
     options: TranslateOptions, make_engine: "Callable[[], Engine | PivotEngines]", form: "TranslationFormat"
 ) -> Iterator[tuple[Callable[[], dict[str, Any]], TranslateBlocks]]:
-    """Return what describes the translations of this process or of workers, and what makes them."""
+    """Yield two functions, for this process or its workers: to describe the engine, to translate blocks."""
     from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, open_workers
 
     pool = PoolOptions(options.workers, options.ray)
@@ -242,7 +240,7 @@ def _open_translator(
 
 
 def check_equal(first: dict[str, Any], other: dict[str, Any]) -> None:
-    """Raise UserError unless two workers have the same description, so that they give the same results."""
+    """Raise UserError unless two workers have equal descriptions, so that their results are equal."""
     for name in first | other:
         if first.get(name) != other.get(name):
             raise UserError(
@@ -258,7 +256,7 @@ def _make_jax_engine(
     warm_up: int,
     define: Callable[[], object],
 ) -> "Engine | PivotEngines":
-    """Load a run, or two for a pivot; `warm_up` is the number of hypotheses of prepared programs, or 0."""
+    """Load one run, or two with a pivot language; `warm_up` is the n_best to compile functions for, or 0."""
     from flaxformer_mt.translation.pivot import PivotEngines, choose_pivot
     from flaxformer_mt.translation.translator import Translator
 
@@ -275,7 +273,7 @@ def _make_jax_engine(
 
 
 def _translate_with_ctranslate2(options: TranslateOptions, *, keep_record: bool) -> None:
-    """Translate --input by the model folder --run."""
+    """Translate --input with the model in the CTranslate2 folder --run."""
     from flaxformer_mt.convert.formats import ImportOverrides, find_config
 
     with importing("ctranslate2", what="--backend=ctranslate2"):
@@ -295,7 +293,7 @@ WITHOUT_EFFECT = ("diversity_strength", "length_bound", "batch_tokens")
 
 
 def _find_search_changes(options: TranslateOptions) -> dict[str, Any]:
-    """Return the search options that are given. Raises UserError for flags that CTranslate2 does not have."""
+    """Return the given search options; raise UserError for flags that CTranslate2 does not support."""
     names = ["checkpoint", *WITHOUT_EFFECT, *(field.name for field in dataclasses.fields(MbrConfig))]
     names += ["dtype", "quantization", "coordinator", "processes", "process", "workers", "ray"]
     names += ["shortlist", "glossary", "then", "source_language", "target_language"]
@@ -313,7 +311,7 @@ def _find_search_changes(options: TranslateOptions) -> dict[str, Any]:
 
 
 def check_workers(options: WorkerOptions) -> bool:
-    """Return whether workers translate; then this process leaves the accelerators to them."""
+    """Return whether workers translate; if so, this process does not use the accelerators."""
     if options.workers is None and options.ray is None:
         return False
     flag = "ray" if options.ray is not None else "workers"
@@ -395,10 +393,10 @@ def write_translations(
     fields: Mapping[str, Any],
     keep_record: bool,
 ) -> None:
-    """Translate --input by blocks of lines, and write the output of each in order.
+    """Translate --input in blocks of lines, and write the output of the blocks in order.
 
-    `data` says how many lines before a line are read (None: none); `fields` are those of all requests;
-    `keep_record`: see `ResumableOutput`.
+    `data` has the number of context lines (None: no context); `fields` are the fields that all requests
+    share; `keep_record`: see `ResumableOutput`.
     """
     from flaxformer_mt.text_io.throughput import Throughput
 
@@ -429,7 +427,7 @@ def write_translations(
 def _open_texts(
     options: TranslateOptions, data: DataConfig | None, files: contextlib.ExitStack
 ) -> "tuple[dict[str, Text], Documents | None]":
-    """Return the input, prefixes and required phrases; and the documents that the input is of, if any."""
+    """Open the input, prefixes and required phrases, and return them with the input's documents, if any."""
     from flaxformer_mt.corpus.documents import Documents, check_context
 
     paths = {"input": options.input, "prefixes": options.prefix, "required": options.required}
@@ -456,7 +454,7 @@ def _make_requests(
     output: ResumableOutput | PlainOutput,
     fields: Mapping[str, Any],
 ) -> "Iterator[Request]":
-    """Yield a request for each line whose output is still to be written."""
+    """Yield a request for each line whose output has not been written yet."""
     from flaxformer_mt.translation.requests import make_requests
 
     lines = {name: output.read(name, text.lines) for name, text in texts.items()}
@@ -474,7 +472,7 @@ def is_on_screen(output: str) -> bool:
 
 
 def choose_search(options: SearchOptions | ScoreOptions | GenerateOptions) -> SearchConfig:
-    """Return the search options of the run's config, overridden by the flags that are given."""
+    """Return the search options of the run's config, overridden by the given flags."""
     stored, given = read_config(options.run / "config.json"), options.search_flags()
     search = dataclasses.replace(stored.search, **given)
     check_search(search, model=stored.model, where="--")
@@ -516,7 +514,7 @@ def _check_flags(options: TranslateOptions) -> None:
 
 
 def check_line_flags(options: TranslateOptions | CorpusOptions) -> None:
-    """Raise UserError for flags of lines that exclude each other or have no effect."""
+    """Raise UserError for flags about input lines that exclude each other or have no effect."""
     if options.resume and options.overwrite:
         raise UserError("--resume and --overwrite exclude each other; leave one out")
     if options.document_ids == STANDARD or (options.document_ids and not options.documents):
@@ -538,7 +536,7 @@ def _check_standard_input(options: TranslateOptions, *, uses_workers: bool) -> N
 
 
 def check_lengths(options: Any, flags: Sequence[str], name: str) -> None:
-    """Raise UserError if a file with a line for each line of the file --name has another number of lines."""
+    """Raise UserError if the files of `flags` do not have as many lines as the file --name."""
     num_lines = count_lines(getattr(options, name))
     for flag in flags:
         if (path := getattr(options, flag, None)) is None:

@@ -1,7 +1,7 @@
 """Typed configs of experiments; config files import the config classes from here.
 
-`schema` defines the classes, `field_values` bounds and reads values, `checks` validates, `files` finds, reads
-and writes configs.
+`schema` defines the config classes, `field_values` reads values and checks their bounds, `checks` validates
+whole configs, and `files` finds, reads and writes them.
 """
 
 from typing import NoReturn
@@ -48,7 +48,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> NoReturn:
-    """Say of a removed class what to use, where a config file of an earlier version imports it."""
+    """Raise an error that says what to use when an older config file imports a removed class."""
     if removed := find_removed(name):
         raise UserError(f"{removed.describe(name)}; leave it out")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
-"""Rules between the fields of a config: what is refused, with the values and the remedy.
+"""Checks of conflicts between config fields; each error names the values and the remedy.
 
-The bounds of a single field stand beside it (config/schema.py).
+The bounds of a single field are in its annotation (config/schema.py).
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ def check_search(search: SearchConfig, *, model: ModelConfig | None = None, wher
 
 
 def check_bounds(config: Config, where: str = "") -> None:
-    """Check what could take any memory; other rules may differ in the version that wrote a config."""
+    """Check only what limits memory use: bounds of fields, and the size of the position table."""
     model, problems = config.model, [problem for _, problem in find_wrong_values(config)]
     if not problems and (positions := model.longest_input or 0) * model.model_dim > _POSITION_NUMBERS:
         problems = [f"the table of {positions} positions of model.model_dim {model.model_dim} is too large"]
@@ -43,9 +43,10 @@ def check_bounds(config: Config, where: str = "") -> None:
 
 
 def _refuse(section: Any, find_conflicts: Callable[[Any], Iterable[str]], where: str = "") -> None:
-    """Refuse the wrong values of a section, and the conflicts between its other fields.
+    """Raise UserError for wrong values in a section and for conflicts between its other fields.
 
-    Conflicts are looked for with defaults in place of wrong values, and those that name one are left out.
+    In the check for conflicts, fields with wrong values have their defaults; conflicts that name them are
+    ignored.
     """
     wrong = dict(find_wrong_values(section, where))
     paths, defaults = [name.removeprefix(where) for name in wrong], type(section)()
@@ -174,7 +175,7 @@ def _find_decoder_only_conflicts(config: Config) -> Iterator[str]:
 
 
 def _find_sharing_conflicts(config: Config) -> Iterator[str]:
-    """Find what is wrong of tied matrices, and of the head that learns alignments."""
+    """Find problems with tied matrices and with the head that learns alignments."""
     model, alignment = config.model, config.model.alignment
     decoder_only = model.architecture == "decoder_only"
     if not (config.vocab.joint or decoder_only) and model.tying in ("all", "embeddings"):
@@ -320,7 +321,7 @@ def _find_training_conflicts(config: Config) -> Iterator[str]:
 
 
 def _find_search_conflicts(search: SearchConfig, model: ModelConfig, where: str) -> Iterator[str]:
-    """Find conflicts; `where` stands before the names of options, as in --beam_size."""
+    """Find conflicts between search options; `where` precedes their names in messages: `--` or `search.`."""
     if search.coverage_penalty and model.architecture == "decoder_only":
         yield (
             f"{where}coverage_penalty is {search.coverage_penalty}, but a decoder_only model has no "
@@ -353,7 +354,7 @@ def _find_search_conflicts(search: SearchConfig, model: ModelConfig, where: str)
 
 
 def _find_choice_conflicts(search: SearchConfig, where: str) -> Iterator[str]:
-    """Find what is wrong of the choice among several translations of a sentence."""
+    """Find problems with the options of minimum Bayes risk and reranking."""
     if search.mbr and search.method == "greedy":
         yield (
             f"{where}mbr is {search.mbr}, but {where}method is greedy, which finds one translation, so that "
@@ -409,13 +410,13 @@ def _nearest_multiple(value: int, divisor: int) -> int:
 
 
 def search_width(options: SearchConfig, n_best: int) -> int:
-    """W, the number of hypotheses of a sentence that are searched at a time."""
+    """Return W, the number of hypotheses per sentence that are searched in parallel."""
     samples = options.mbr_samples if options.mbr else n_best
     return {"greedy": 1, "beam": options.beam_size, "sample": samples}[options.method]
 
 
 def candidate_search(search: SearchConfig) -> SearchConfig:
-    """Return the search that finds the candidates of minimum Bayes risk, or the hypotheses to be reranked."""
+    """Return the search options that produce the candidates for minimum Bayes risk or for reranking."""
     plain: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(MbrConfig)}
     return dataclasses.replace(search, **plain)
 

@@ -1,8 +1,9 @@
-"""Directions of translation: the members of `data.dataset`, their languages, and the tags of their sources.
+"""Directions of translation: the data sets in `data.dataset`, their languages, and the language tags of
+sources.
 
-A member of a mixture may name its direction, as in parallel_text@DIR:de-en. A tag before the source tells a
-model of several languages which one to write (>>fr<<), or which one it reads (<from:de>); other families of
-models spell their tags in other ways (tag_styles.py), and some begin targets with one too.
+A data set in a mixture may name its direction, as in parallel_text@DIR:de-en. In a multilingual model, tags
+before the source name the target language (>>fr<<) and the source language (<from:de>). Other model families
+have other tags (tag_styles.py), and some also put a tag before the target.
 """
 
 import re
@@ -21,14 +22,14 @@ _DIRECTED = re.compile(rf"(?P<dataset>.*):(?P<source>{_CODE})-(?P<target>{_CODE}
 
 
 class Direction(NamedTuple):
-    """A source and a target language, as the data sets name them; the source is "" for a language model."""
+    """A source and a target language, spelled as in the data sets; the source is "" for a language model."""
 
     source: str
     target: str
 
     @property
     def name(self) -> str:
-        """The direction as it is written: de-en; for a language model the target alone."""
+        """The direction as text, such as de-en; for a language model, only the target language."""
         return f"{self.source}-{self.target}" if self.source else self.target
 
     @property
@@ -45,13 +46,13 @@ class Member(NamedTuple):
 
 
 def refuse_language_model(data: DataConfig, name: object, reason: str) -> None:
-    """Refuse a run that has no sources; `reason` goes on with the sentence about the run."""
+    """Raise UserError if the run `name` is a language model; `reason` ends the message."""
     if not data.source_language:
         raise UserError(f"{name} is a language model (its data.source_language is empty){reason}")
 
 
 def read_members(data: DataConfig) -> list[Member]:
-    """Return the data sets of `data.dataset`; those without a direction have that of the config."""
+    """Return the data sets in `data.dataset`; sets without a direction get the direction of the config."""
     members = []
     for name in (name.strip() for name in data.dataset.split(",")):
         dataset, direction = name, Direction(data.source_language, data.target_language)
@@ -66,18 +67,18 @@ def read_members(data: DataConfig) -> list[Member]:
 
 
 def find_directions(data: DataConfig) -> list[Direction]:
-    """Return the directions that a model of this config is trained for, in order, each once."""
+    """Return the distinct directions that a model of this config is trained for, in order."""
     return list(dict.fromkeys(member.direction for member in read_members(data)))
 
 
 def common_languages(directions: Iterable[Direction]) -> Direction:
-    """Return the source and the target language that all directions have; "" where they differ."""
+    """Return the source and the target language that all directions share; "" if the directions differ."""
     sides = (set(side) for side in zip(*directions, strict=True))
     return Direction(*(languages.pop() if len(languages) == 1 else "" for languages in sides))
 
 
 def choose_tags(data: DataConfig, direction: Direction) -> tuple[str, ...]:
-    """Return the tags of the sources of a direction: () if it has none, or (">>fr<<", "<from:de>")."""
+    """Return the tags before the sources of a direction, such as (">>fr<<", "<from:de>"); () for no tags."""
     if not direction.source:
         return ()
     if data.tag_style != "opus":
@@ -106,7 +107,7 @@ def _check_code(language: str) -> str:
 
 
 def choose_target_tag(data: DataConfig, direction: Direction) -> str:
-    """Return the tag that the targets of a direction begin with; "" if they begin with none."""
+    """Return the tag before the targets of a direction; "" for no tag."""
     if data.tag_style not in BOTH_SIDES or data.target_tags == "never":
         return ""
     return spell_tag(data.tag_style, direction.target)

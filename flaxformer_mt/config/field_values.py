@@ -1,4 +1,4 @@
-"""Values of config fields: what stands beside a field, and the reader of values from files, flags and Python.
+"""Annotations of config fields (bounds and marks), and the parser of values from files, flags and Python.
 
 A field is declared as Annotated[int, at_least(1), USUAL, MayChange("...")].
 """
@@ -30,7 +30,7 @@ _BOOLS = {"true": True, "false": False}
 
 @dataclass(frozen=True)
 class Bounds:
-    """An interval of finite numbers; `low_open` and `high_open` exclude its ends."""
+    """An interval of finite numbers; `low_open` and `high_open` exclude the lower and the upper end."""
 
     low: float
     high: float = math.inf
@@ -52,7 +52,7 @@ class Bounds:
 
 
 def at_least(low: float) -> Bounds:
-    """Return numbers from `low` on; whole numbers also have the limit of 32 bits."""
+    """Return the bounds of numbers of at least `low`; whole numbers must also fit into 32 bits."""
     return Bounds(low)
 
 
@@ -65,28 +65,28 @@ def between(low: float, high: float) -> Bounds:
 
 
 def share() -> Bounds:
-    """Return numbers from 0 to below 1, such as dropout rates."""
+    """Return the bounds of numbers from 0 to below 1, such as dropout rates."""
     return Bounds(0, 1, high_open=True)
 
 
 @dataclass(frozen=True)
 class MayChange:
-    """A run that has begun may be resumed with another value; what changes in its results. "": nothing."""
+    """Marks a field that may change when a run is resumed; `effect` says how results change, or is ""."""
 
     effect: str = ""
 
 
 class Usual:
-    """Most experiments set the field: `--help` lists it without being asked for all."""
+    """Marks a field that most experiments set, so that `--help` lists it even without `=all`."""
 
 
 USUAL = Usual()
 
 
 def find_marks(section: type, mark: type, where: str = "", of_all: Any = None) -> dict[str, Any]:
-    """Return what stands beside fields, by their dotted names: {"train.steps": MayChange("...")}.
+    """Return the marks of one type by the dotted names of their fields: {"train.steps": MayChange("...")}.
 
-    What stands beside a section is true of all its fields.
+    A mark on a section applies to all fields of the section.
     """
     marks: dict[str, Any] = {}
     for name, hint in typing.get_type_hints(section, include_extras=True).items():
@@ -101,7 +101,7 @@ def find_marks(section: type, mark: type, where: str = "", of_all: Any = None) -
 
 
 def _split_hint(hint: Any) -> tuple[Any, Bounds | None]:
-    """Annotated[int, at_least(1), USUAL] is int and at_least(1)."""
+    """Return type and bounds of an annotation: Annotated[int, at_least(1), USUAL] gives int, at_least(1)."""
     if typing.get_origin(hint) is not typing.Annotated:
         return hint, None
     return hint.__origin__, next((note for note in hint.__metadata__ if isinstance(note, Bounds)), None)
@@ -117,7 +117,7 @@ def make_section(kind: type, values: Mapping[str, Any], where: str) -> Any:
 
 
 def replace_fields(section: Any, changes: Mapping[str, Any], where: str) -> Any:
-    """Return a section with other values of some fields, which are named by their dotted paths."""
+    """Return a copy of a section with changed fields; `changes` maps dotted names to values."""
     values: dict[str, Any] = {}
     inner: dict[str, dict[str, Any]] = {}
     hints = typing.get_type_hints(type(section))
@@ -145,7 +145,7 @@ def _find_type(hints: Mapping[str, Any], name: str, where: str) -> Any:
 
 
 def show_value(value: Any) -> str:
-    """Shorten a value of any kind and size for a message."""
+    """Format a value of any type for a message, shortened if it is long."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a number of {value.bit_length()} bits"
     try:
@@ -157,10 +157,10 @@ def show_value(value: Any) -> str:
 def read_value(
     value: Any, hint: Any, where: str, bounds: Bounds | None = None, *, from_text: bool = False
 ) -> Any:
-    """Return a value as the declared type, within its bounds: a list as a tuple, 1 as 1.0 for a float.
+    """Convert a value to the declared type (a list to a tuple, 1 to 1.0 for a float) and check its bounds.
 
-    The value is of JSON or of Python, or, with `from_text`, what a flag says: "1,2" for tuple[float, ...] is
-    (1.0, 2.0), and "none" is None.
+    The value comes from JSON or Python, or with `from_text` from the text of a flag: for tuple[float, ...],
+    "1,2" becomes (1.0, 2.0), and "none" becomes None.
     """
     kind, own_bounds = _split_hint(hint)
     bounds = own_bounds or bounds
@@ -228,7 +228,7 @@ def _limits(kind: type, bounds: Bounds | None) -> Bounds:
 
 
 def _describe(kind: Any, bounds: Bounds | None) -> str:
-    """What a field takes: "a whole number, at least 1", "a list", "an object"."""
+    """Describe the values that a field accepts: "a whole number, at least 1", "a list", "an object"."""
     if dataclasses.is_dataclass(kind):
         return "an object"
     names = {int: "a whole number", float: "a finite number", str: "text", Path: "a path"}

@@ -80,7 +80,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def from_dict(values: dict[str, Any], origin: str = "this config") -> Config:
-    """Make a config of what JSON has; warn of removed fields, or refuse those that the network needs."""
+    """Make a config from JSON values; removed fields are warnings, or errors if the network needs them."""
     rest, changed = take_out(values)
     for name, removed in changed.items():
         if removed.needed:
@@ -93,7 +93,7 @@ _warn_once = functools.cache(warn_user)  # a command reads the config of a run s
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Write a config as JSON, at once, with a digest of its values: a changed number would go unnoticed."""
+    """Write a config atomically as JSON, with a digest of its values that reveals changed numbers."""
     values = to_dict(config)
     text = json.dumps(values | {_DIGEST: _digest_of(values)}, indent=2)
     write_atomically(path, f"{text}\n".encode(), sync=True)
@@ -105,7 +105,7 @@ def _digest_of(values: dict[str, Any]) -> str:
 
 
 def read_config(path: Path) -> Config:
-    """Read a config that `save_config` wrote; files of earlier versions have no digest to verify."""
+    """Read a config that `save_config` wrote and verify its digest, which files of earlier versions lack."""
     try:
         values = read_json_object(local_path(path))
         digest = values.pop(_DIGEST, None)
@@ -152,7 +152,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: str | Path, *, most: int = _JSON_BYTES) -> bytes:
-    """Read a small file, such as JSON; refuse pipes and devices, which may never end."""
+    """Read a small file, such as JSON; pipes and devices, which may never end, are errors."""
     # A pipe that nobody writes to would keep an ordinary `open` waiting.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
@@ -167,7 +167,7 @@ def read_file(path: str | Path, *, most: int = _JSON_BYTES) -> bytes:
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Return all fields by dotted name: {"data.clean.empty": "drop", ...}."""
+    """Return the values of all fields by dotted name: {"data.clean.empty": "drop", ...}."""
 
     def walk(node: dict[str, Any], prefix: str) -> typing.Iterator[tuple[str, Any]]:
         for name, value in node.items():
@@ -193,7 +193,7 @@ def list_recipes() -> dict[str, Path]:
 
 
 def find_config(name: str) -> Path:
-    """Find a config file: a path, else recipe NAME, else configs/NAME.py in the working directory."""
+    """Find a config file: a path, else the recipe `name`, else configs/NAME.py in the working directory."""
     path, recipes = Path(name).expanduser(), list_recipes()
     if path.is_file() or (path / "config.json").is_file() or path.parent != Path("."):
         return path  # load_config reports a missing file, a run directory and a folder
@@ -221,7 +221,7 @@ def load_config(name: str | Path) -> Config:
 
 
 def split_checkpoint(name: str) -> tuple[str, str | None]:
-    """Return the run and the checkpoint that RUN or RUN@CHECKPOINT names; None: without a checkpoint."""
+    """Split RUN@CHECKPOINT into run and checkpoint; the checkpoint of RUN alone is None."""
     run, _, checkpoint = name.rpartition("@")
     if not run or "/" in checkpoint or Path(name).expanduser().is_dir():  # the name of a folder may contain @
         return name, None
@@ -231,10 +231,10 @@ def split_checkpoint(name: str) -> tuple[str, str | None]:
 def choose_config(name: str | None, run: str | None, base: Path | None = None) -> tuple[Config, Path]:
     """Return the config that `--config` and `--run` select, and its run directory.
 
-    Without `name`, an existing run directory provides its own config.json, else the run `base`, from which it
-    is to start, does, else the default recipe is used; a config file of `new` for this run must be named.
-    Without `run`, the directory is runs/NAME: (None, None) -> (toy_de_en, runs/toy_de_en);
-    ("ted_pt_en", None) -> (ted_pt_en, runs/ted_pt_en).
+    Without `name`, the config is the config.json of the run directory if it exists, else the config of
+    `base`, the run to start from, else the default recipe. If the run has not started and `new` wrote a
+    config file for it, `name` is required. Without `run`, the directory is runs/NAME: (None, None) ->
+    (toy_de_en, runs/toy_de_en); ("ted_pt_en", None) -> (ted_pt_en, runs/ted_pt_en).
     """
     run_dir = local_path(run) if run else None
     if run_dir is not None and run_dir.exists() and not run_dir.is_dir():
@@ -266,7 +266,7 @@ def user_cache_dir() -> Path:
 
 @functools.cache  # one warning
 def is_private(folder: Path) -> bool:
-    """Make a folder if it is absent; return whether nobody else can have put programs into it, else warn."""
+    """Create a folder if it is absent; return whether only this user can write to it, and otherwise warn."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
@@ -286,7 +286,7 @@ def _is_own(status: os.stat_result) -> bool:
 
 
 def _find_home() -> Path | None:
-    """Return the home folder; None if there is none, or none in which this user can make a cache."""
+    """Return the home folder, or None if this user cannot create a cache in it."""
     try:
         home = Path.home()
     except RuntimeError:  # neither $HOME nor an entry in the table of users

@@ -1,6 +1,7 @@
-"""What other toolkits call fields of the config and flags of commands, so that errors can name ours.
+"""Names of config fields and flags in other toolkits, so that errors can name the equivalents here.
 
-Of fairseq, OpenNMT-py, eole, Joey NMT, Marian, Sockeye and transformers; docs/migrating.md has the versions.
+The toolkits are fairseq, OpenNMT-py, eole, Joey NMT, Marian, Sockeye and transformers; docs/migrating.md
+lists their versions.
 """
 
 from collections.abc import Collection
@@ -94,12 +95,12 @@ _OTHERWISE = {
 
 
 def find_field(name: str) -> str:
-    """Return the dotted name of the field that other toolkits call so: of lr "optim.learning_rate"; or ""."""
+    """Return the field that has this name in another toolkit: "optim.learning_rate" for lr; else ""."""
     return next((ours for ours, names in FOREIGN_NAMES.items() if "." in ours and name in names.split()), "")
 
 
 def explain_foreign_flag(name: str, flags: Collection[str]) -> str:
-    """Say which of a command's flags other toolkits call so: "here it is --config.train.steps"; or ""."""
+    """Name the flag for another toolkit's name: "here it is --config.train.steps", or "" if there is none."""
     meant: dict[str, str] = {}
     for flag in flags:
         if _OTHER_MEANING.get(flag) in flags:

@@ -1,6 +1,6 @@
-"""How a run's model is loaded: options of the commands and of the API, which workers get by pickle.
+"""Options that determine how a run's model is loaded, for commands and the API; workers get them by pickle.
 
-The options of a command inherit those of the parts here that the command has.
+The options class of a command inherits from the classes in this module whose options the command has.
 """
 
 import dataclasses
@@ -12,13 +12,13 @@ from flaxformer_mt.config.schema import Dtype, Quantization, SearchConfig
 
 
 def take_values(options: Any, part: type) -> dict[str, Any]:
-    """Return the values that options have of the fields which they inherit from `part`."""
+    """Return the values of the fields that `options` inherits from the class `part`."""
     return {field.name: getattr(options, field.name) for field in dataclasses.fields(part)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
-    """The checkpoint of the run."""
+    """Option that selects the checkpoint of the run."""
 
     # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
     checkpoint: str | None = None
@@ -26,7 +26,7 @@ class CheckpointOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EnsembleOptions:
-    """Models that translate together."""
+    """Option that adds models to an ensemble."""
 
     # ---- ensemble ----
 
@@ -36,34 +36,35 @@ class EnsembleOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LongLinesOptions:
-    """What becomes of lines that are longer than the model's maximum length."""
+    """How lines longer than the model's maximum length are handled."""
 
     # ---- lines and interruptions ----
 
-    # Sentences of more than data.max_source_length tokens. split: they are translated in parts, and the
-    # results are joined. cut: only the beginning is translated.
+    # Sentences of more than data.max_source_length tokens. split: translate them in parts and join the
+    # results. cut: translate only the beginning.
     long_lines: Literal["split", "cut"] = "split"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LetterCaseOptions:
-    """What becomes of text in letter cases that models translate badly."""
+    """How text in letter cases that models translate badly is handled."""
 
     # ---- letter case ----
 
-    # Sentences in capitals, in title case or of a single word. always: they are translated in sentence case,
-    # and their translations get the capitals or title case back. auto: the same for the kinds that fewer than
-    # 0.5% of the training lines had, if this is known. never: they are translated as they are.
+    # Sentences in capitals, in title case or of a single word. always: translate them in sentence case, then
+    # restore capitals or title case in the translation. auto: do so only for kinds of sentences that make up
+    # less than 0.5% of the training lines, if their share is known. never: translate them unchanged.
     capitals: Literal["auto", "always", "never"] = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DtypeOptions:
-    """The numbers that the model computes with."""
+    """Option that sets the data type in which the model computes."""
 
     # ---- model ----
 
-    # Data type of activations and matrix products. None: as trained, but float32 on a CPU without bfloat16.
+    # Data type of activations and matrix products. None: as in training, but float32 on a CPU without
+    # bfloat16.
     dtype: Dtype | None = None
 
 
@@ -75,15 +76,15 @@ class SearchModelOptions(DtypeOptions):
 
     # int8: store and multiply matrices as 8-bit integers, which can be faster on CPUs. None: no quantization.
     quantization: Quantization | None = None
-    # Lines of several sentences. always: each sentence is translated separately, and the results are joined.
-    # never: the line is translated as a whole. auto: like never if at least 10% of the training lines had
-    # several sentences, else like always.
+    # Lines of several sentences. always: translate each sentence separately and join the results. never:
+    # translate the line as a whole. auto: never if at least 10% of the training lines had several sentences,
+    # otherwise always.
     split_sentences: Literal["auto", "always", "never"] = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NonfiniteOptions:
-    """Whether a damaged model may be used."""
+    """Whether a checkpoint with NaN or infinite parameters may be used."""
 
     # ---- model ----
 
@@ -93,13 +94,13 @@ class NonfiniteOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ShortlistOptions:
-    """The subwords that translations are made of."""
+    """Option that limits translations to the subwords of a shortlist."""
 
     # ---- model ----
 
-    # File of the target subwords that may translate each source subword (shortlist), written by prepare
-    # --shortlist=FILE or as CTranslate2's vmap. Other subwords are not considered, which is faster on CPUs.
-    # None: all subwords.
+    # Shortlist: a file with the target subwords that may translate each source subword, written by prepare
+    # --shortlist=FILE or in CTranslate2's vmap format. Other subwords are not considered, which is faster on
+    # CPUs. None: all subwords.
     shortlist: Path | str | None = None
 
 
@@ -118,16 +119,16 @@ class LoadOptions(
 
     # Search options that override the run's config. None: no change.
     search: SearchConfig | None = None
-    # Sentences in capitals, in title case or of a single word, as `translate --capitals` explains.
+    # How sentences in capitals, in title case or of a single word are translated; see `translate --capitals`.
     capitals: Literal["auto", "always", "never"] = "never"
-    # Whether to use all devices, each for a part of each batch. If the model is too large for one device, all
-    # devices share each sentence. On a CPU, up to four cores become devices, unless this process has already
-    # used JAX or the environment sets the number of devices.
+    # Whether to split each batch over all devices. If the model is too large for one device, its parameters
+    # are split over all devices instead. On a CPU, up to four cores become devices, unless this process has
+    # already used JAX or the environment sets the number of devices.
     use_all_devices: bool = True
 
     @classmethod
     def of(cls, options: Any, search: SearchConfig | None) -> "LoadOptions":
-        """Return the parts that the options of a command inherit, and these search options."""
+        """Return the loading options that a command's options inherit, together with these search options."""
         values: dict[str, Any] = {"search": search}
         for part in cls.__bases__:
             values |= take_values(options, part) if isinstance(options, part) else {}

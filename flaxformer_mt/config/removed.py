@@ -1,7 +1,7 @@
-"""Fields, values and flags of earlier versions that were removed, with what was measured and what to use.
+"""Removed fields, values and flags of earlier versions, with the reasons and the replacements.
 
-A config or flag that has one at its default means what it always meant. At another value it is an error for
-training; the config of a run gives a warning, unless its network cannot be used without the field.
+A removed field or flag at its default value is accepted. Another value is an error in training. In the config
+of a trained run, it is only a warning, unless the run's network needs the field.
 """
 
 import re
@@ -13,10 +13,11 @@ from flaxformer_mt.errors import UserError
 
 
 class Removed(NamedTuple):
-    """A field, value or flag.
+    """A removed field, value or flag.
 
-    default: the value at which nothing changes; ...: any, as of the options of a removed kind of noise.
-    needed: whether a run that was trained with another value cannot be used without the field.
+    default: the value that is still accepted; ... accepts any value, as for the options of a removed kind of
+    noise.
+    needed: whether runs that were trained with another value can no longer be used.
     """
 
     default: Any
@@ -106,16 +107,16 @@ _TABLE |= {
 
 
 def find_removed(name: str, value: Any = None) -> Removed | None:
-    """Return what is known of a removed field or flag, or of a value that a field no longer has."""
+    """Return the entry of a removed field, flag or value; None if it was not removed."""
     name = re.sub(r"^data\.stages\.\d+\.noise\b", "data.noise", name)
     names = [name, name.rpartition(".")[0], *([f"{name}={value}"] if isinstance(value, str) else [])]
     return next((_TABLE[key] for key in names if key in _TABLE), None)
 
 
 def take_out(values: Mapping[str, Any], where: str = "") -> tuple[dict[str, Any], dict[str, Removed]]:
-    """Return the values of a config without removed fields, and those fields that were not at their defaults.
+    """Return a config's values without removed fields, and the removed fields with non-default values.
 
-    take_out({"train": {"steps": 9, "rdrop_weight": 5.0}}) is {"train": {"steps": 9}} and what is known of
+    take_out({"train": {"steps": 9, "rdrop_weight": 5.0}}) returns {"train": {"steps": 9}} and the entry of
     "train.rdrop_weight=5.0".
     """
     rest: dict[str, Any] = {}
@@ -142,7 +143,7 @@ def take_out(values: Mapping[str, Any], where: str = "") -> tuple[dict[str, Any]
 
 
 def refuse_removed(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Return the values without removed fields; raise UserError for those that are not at their defaults."""
+    """Return the values without removed fields; removed fields with non-default values are errors."""
     rest, changed = take_out(values, where)
     if changed:
         raise UserError(
@@ -152,9 +153,9 @@ def refuse_removed(values: Mapping[str, Any], where: str = "") -> dict[str, Any]
 
 
 def refuse_removed_flag(flag: str, text: str) -> bool:
-    """Return whether a flag or its value was removed; raise UserError if it was not at its default.
+    """Return whether a flag or its value was removed; raise UserError if the value is not the default.
 
-    --config.train.rdrop_weight and the flags of search.* stand for their fields.
+    --config.train.rdrop_weight and the flags of search.* are looked up as their config fields.
     """
     names = (flag, flag.removeprefix("--config."), f"search.{flag.removeprefix('--')}")
     removed = next(filter(None, (find_removed(name, text) for name in names)), None)
@@ -164,7 +165,7 @@ def refuse_removed_flag(flag: str, text: str) -> bool:
 
 
 def _is_default(value: Any, removed: Removed) -> bool:
-    """Compare a value of Python, of JSON or of a flag's text."""
+    """Return whether a value from Python, JSON or the text of a flag is the default."""
     default = removed.default
     if default is ... or value == default or (default == () and not value):
         return True

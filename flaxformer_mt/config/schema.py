@@ -1,7 +1,7 @@
 """Config of an experiment: frozen dataclasses with every field, its type and its default. Imports no JAX.
 
-A field's comment is its `--help` text; its annotation has its bounds, whether a run that has begun may change
-it, and its names in other toolkits (config/field_values.py). Rules between fields are in config/checks.py.
+A field's comment is its `--help` text. Its annotation gives its bounds and whether a resumed run may change
+it (config/field_values.py). Rules between fields are in config/checks.py.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from flaxformer_mt.config.field_values import (
 from flaxformer_mt.config.removed import refuse_removed
 from flaxformer_mt.config.tag_styles import TagStyle
 
-# What changes in a run that computes in another way.
+# What a user is told about changed settings that only affect rounding.
 _ROUNDING = "further steps are the same up to rounding"
 # Kinds of noise that need sources.
 SOURCE_NOISE = ("lower_case", "typos", "inline")
@@ -31,22 +31,25 @@ SOURCE_NOISE = ("lower_case", "typos", "inline")
 
 @dataclass(frozen=True)
 class NoiseConfig:
-    """Noise in training text, new in each epoch: the share of lines that each kind changes."""
+    """Noise in training text, drawn again in each epoch; a field is the share of lines that it changes."""
 
-    # Share of pairs whose source and target are put in upper case.
+    # Share of pairs whose source and target are converted to upper case.
     upper_case: Annotated[float, between(0, 1)] = 0.0
     # Share of pairs in which every word begins with a capital letter.
     title_case: Annotated[float, between(0, 1)] = 0.0
-    # Share of sources that are put in lower case; targets stay as they are.
+    # Share of sources that are converted to lower case; targets do not change.
     lower_case: Annotated[float, between(0, 1)] = 0.0
     # Share of pairs that lose their final punctuation marks, if both sides end in the same kind of mark.
     end_punctuation: Annotated[float, between(0, 1)] = 0.0
-    # Share of sources that may have typos: each of nine kinds occurs at most once, with probability 0.1.
+    # Share of sources that may get typos. Each of nine kinds of typo occurs at most once, with probability
+    # 0.1.
     typos: Annotated[float, between(0, 1)] = 0.0
-    # Share of pairs that are replaced by words of random letters, the same on both sides, to be copied.
+    # Share of pairs that are replaced by words of random letters, the same in source and target, so that the
+    # model learns to copy.
     random_text: Annotated[float, between(0, 1)] = 0.0
-    # Share of source words after which the same random words are added on both sides, to be copied: of those
-    # that data.alignments aligns with a single word of the target, which is spelled differently.
+    # Share of source words after which random words are inserted. The same random words are inserted after
+    # the aligned target word, so that the model learns to copy. Only words that data.alignments aligns with a
+    # single target word of another spelling are counted.
     inline: Annotated[float, between(0, 1)] = 0.0
 
     @property
@@ -55,7 +58,7 @@ class NoiseConfig:
 
     @property
     def moves(self) -> bool:
-        """Whether words may be at other places than in the text."""
+        """Whether the noise may move words to other positions."""
         return bool(self.random_text or self.inline)
 
 
@@ -89,28 +92,29 @@ class CleanConfig:
     # Training pairs whose source and target contain different digits (order and zeros ignored): off, refuse,
     # drop or keep.
     numbers: Literal["off", "refuse", "drop", "keep"] = "off"
-    # Training pairs of which one side has less than half of its letters in its script: off, refuse, drop or
-    # keep. Text without letters passes.
+    # Training pairs in which less than half of the letters of one side are in source_script or target_script:
+    # off, refuse, drop or keep. Text without letters passes.
     script: Literal["off", "refuse", "drop", "keep"] = "off"
-    # Script of sources for the rule script: the first word of the Unicode names of its letters, such as
-    # LATIN, CYRILLIC or ARABIC. A plus sign joins several scripts, as in CJK+HIRAGANA+KATAKANA. Empty: any.
+    # Script of sources for the rule script: the first word of its letters' Unicode names, such as LATIN,
+    # CYRILLIC or ARABIC. A plus sign joins several scripts, as in CJK+HIRAGANA+KATAKANA. Empty: any.
     source_script: str = ""
     # Script of targets for the rule script, named as in source_script. Empty: any.
     target_script: str = ""
     # Training pairs whose source or target is in another language, according to language_model, with a
     # probability of at least 0.5: off, refuse, drop or keep.
     language: Literal["off", "refuse", "drop", "keep"] = "off"
-    # fastText model of language identification, such as lid.176.bin (needs the extra languages), for the rule
-    # language and the search for swapped sides. Empty: none.
+    # fastText model for language identification, such as lid.176.bin (needs the extra languages). The rule
+    # language and the check for swapped source and target use it. Empty: none.
     language_model: str = ""
-    # Conditions that training pairs must meet after all other rules, separated by commas: NAME>=SCORE (a
-    # threshold) or NAME best 80% (a share), where --scorer defines NAME, a scorer of sources and targets.
+    # Conditions on the scores of training pairs, checked after all other rules and separated by commas:
+    # NAME>=SCORE (a threshold) or NAME best 80% (a share of the pairs). NAME is a scorer of sources and
+    # targets that --scorer defines.
     scores: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
-        """Return the values that results depend on: without those of rules that are off."""
+        """Return the values that affect results, without the values of rules that are off."""
         values = dataclasses.asdict(self)
-        # With what data is known by that earlier versions have prepared.
+        # Constants of earlier versions, by which data that those versions prepared is still recognized.
         values |= {"min_script_share": 0.5, "min_language_probability": 0.5}
         added = ("numbers", "script", "language")
         off = [name for name in added if values[name] == "off"]
@@ -130,15 +134,15 @@ Normalization = Literal["identity", "nfkc", "nmt_nfkc", "nmt_nfkc_cf"]
 
 @dataclass(frozen=True)
 class StageConfig:
-    """One stage, as in StageConfig("mid", mix=("clean 0.6", "medium 0.4"), until="medium 2")."""
+    """One stage of training, as in StageConfig("mid", mix=("clean 0.6", "medium 0.4"), until="medium 2")."""
 
     # Name of the stage in messages.
     name: str = ""
-    # Data sets and their shares of the pairs, "NAME SHARE"; only ratios count. A set is named as in
-    # data.dataset, or by the last part of its folder or name.
+    # Data sets with their shares of the pairs, each as "NAME SHARE"; only the ratios of shares count. NAME is
+    # the set's name in data.dataset, or the last part of its folder or name.
     mix: tuple[str, ...] = ()
-    # End of the stage: "NAME N" ends it when the set NAME has been seen N times in it, "steps N" after N
-    # steps. Only the last stage may be empty or "NAME inf", and then continues until train.steps.
+    # When the stage ends. "NAME N": after N passes through the set NAME in this stage. "steps N": after N
+    # steps. Empty or "NAME inf", which only the last stage may have: at train.steps.
     until: str = ""
     # Noise in this stage. None: data.noise.
     noise: NoiseConfig | None = None
@@ -156,8 +160,8 @@ class DataConfig:
     # the Hugging Face Hub. Several sets, separated by commas, are mixed; each may name its direction, as in
     # parallel_text@DIR:de-fr, for a model of several languages.
     dataset: Annotated[str, USUAL] = "toy_de_en"
-    # For each set in dataset, how often an epoch contains each of its pairs, as in 1,2.5. Empty: as
-    # temperature says.
+    # For each set in dataset, how many times an epoch contains each of its pairs, as in 1,2.5. Empty:
+    # computed from temperature.
     weights: Annotated[tuple[float, ...], above(0, at_most=1_000_000)] = ()
     # Without weights, the share of a set in an epoch is proportional to its size to the power 1/temperature;
     # the largest set is seen once. With 1, all sets are seen once; 5 is usual for many languages.
@@ -167,29 +171,30 @@ class DataConfig:
     stages: tuple[StageConfig, ...] = ()
     # Noise in training text: case, typos, final marks and random words.
     noise: NoiseConfig = field(default_factory=NoiseConfig)
-    # Whether sources begin with a tag of the target language, such as >>fr<<. auto: if there are several
-    # target languages. With another tag_style than opus, auto and always write the tags of the style, and
-    # never writes none.
+    # Whether sources begin with a tag of the target language, such as >>fr<<. auto: only if there are several
+    # target languages. If tag_style is not opus, auto and always write the tags of that style, and never
+    # writes no tags.
     target_tags: Literal["auto", "always", "never"] = "auto"
     # Whether sources begin with a tag of the source language, such as <from:de>, after the tag of the target
     # language.
     source_tags: bool = False
-    # How tags are written, which depends on the family of a pretrained model; import sets this field. opus
-    # (>>fr<<), madlad (<2fr>) and t5 (translate English to French:) have a tag before sources; m2m_100
-    # (__fr__), nllb (fra_Latn) and mbart_50 (fr_XX) have tags before sources and targets, each for its own
-    # language.
+    # Format of language tags, which depends on the family of a pretrained model; import sets this field. opus
+    # (>>fr<<), madlad (<2fr>) and t5 (translate English to French:) put a tag before sources. m2m_100
+    # (__fr__), nllb (fra_Latn) and mbart_50 (fr_XX) put the tag of the source language before sources and the
+    # tag of the target language before targets.
     tag_style: TagStyle = "opus"
     # Folder of the parallel_text files: SPLIT.LANGUAGE with one sentence per line, such as train.de and
     # train.en, or SPLIT.tsv with source and target columns, SPLIT.jsonl or SPLIT.parquet. Files may be
     # compressed (.gz, .zst), and the folder may be a URL (gs://, s3://).
     text_dir: Annotated[str, USUAL] = ""
-    # File of word alignments of the training pairs (guided alignment), one line `0-0 1-2` per pair; a name
-    # without a folder, such as train.align, is looked up in text_dir. Several sets have one file each,
-    # separated by commas.
+    # File of word alignments of the training pairs for guided alignment, with one line such as `0-0 1-2` per
+    # pair; a name without a folder, such as train.align, is looked up in text_dir. Several sets have one file
+    # each, separated by commas.
     alignments: tuple[str, ...] = ()
-    # Maximum number of lines of the same document that are read before each source, as far as they fit into
-    # max_source_length; the subword <sep> follows each of them. Documents end at blank lines, at the ends of
-    # files, and where the id in the file SPLIT.documents (such as train.documents) changes. 0: none.
+    # Maximum number of preceding lines of the same document that the model reads before each source, as far
+    # as they fit into max_source_length. The subword <sep> follows each of these lines. Documents end at
+    # blank lines, at the ends of files, and where the id in the file SPLIT.documents (such as
+    # train.documents) changes. 0: none.
     context: Annotated[int, between(0, 100)] = 0
     # Folder of prepared data. Empty: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
     cache_dir: Annotated[str, MayChange()] = ""
@@ -204,17 +209,17 @@ class DataConfig:
     valid_split: str = "valid"
     # Name of the test split, evaluated when training ends.
     test_split: str = "test"
-    # Number of validation pairs that are held out from the training set of each direction, where there is no
+    # Number of validation pairs to hold out from the training set of each direction, for data sets without a
     # validation split. 0: none.
     valid_pairs: Annotated[int, at_least(0)] = 0
-    # Number of test pairs that are held out from the training set of each direction, where there is no test
+    # Number of test pairs to hold out from the training set of each direction, for data sets without a test
     # split. 0: none.
     test_pairs: Annotated[int, at_least(0)] = 0
     # Rules for suspicious training pairs: refuse (error), drop (leave out) or keep (report only).
     clean: CleanConfig = field(default_factory=CleanConfig)
-    # Maximum source length in tokens with the end symbol; training skips and counts longer pairs.
+    # Maximum source length in tokens, including the end symbol; training skips longer pairs and counts them.
     max_source_length: Annotated[int, between(2, 1 << 20)] = 128
-    # Maximum target length in tokens with the end symbol; training skips and counts longer pairs.
+    # Maximum target length in tokens, including the end symbol; training skips longer pairs and counts them.
     max_target_length: Annotated[int, between(2, 1 << 20)] = 128
     # bucket: a batch holds pairs of similar length, one in each row. pack: a row holds several pairs,
     # separated by segment masks, so there is one batch shape and little padding. shuffle: a batch holds pairs
@@ -226,10 +231,10 @@ class DataConfig:
     batch_pairs: Annotated[int, at_least(0)] = 0
     # Without packing, maximum number of batch shapes. More shapes mean less padding and more compilations.
     num_shapes: Annotated[int, at_least(1)] = 8
-    # Without packing, source and target lengths of batches are rounded up to a multiple of this.
+    # Without packing, source and target lengths of batches are rounded up to a multiple of this number.
     length_multiple: Annotated[int, at_least(1)] = 4
-    # The number of rows of a batch is a multiple of this. Choose a multiple of parallel.data * parallel.fsdp,
-    # since otherwise each batch gets rows of padding on the devices.
+    # The number of rows of a batch is a multiple of this number. Choose a multiple of parallel.data *
+    # parallel.fsdp; with other numbers, each batch gets rows of padding on the devices.
     row_multiple: Annotated[int, at_least(1)] = 8
 
 
@@ -238,21 +243,24 @@ class VocabConfig:
     """SentencePiece vocabularies, trained on the training split unless model files are given."""
 
     # Type of the SentencePiece model: byte-pair encoding, unigram language model, characters or words.
-    # pretrained stands for the tokenizer of an imported model; import sets it.
+    # pretrained: the tokenizer of an imported model, set by import.
     kind: Literal["bpe", "unigram", "char", "word", "pretrained"] = "bpe"
-    # Number of subwords, including special symbols and bytes, of each vocabulary. With kind=word or char, 0
+    # Number of subwords in each vocabulary, including special symbols and bytes. With kind=word or char, 0
     # stands for all words or characters of the training text.
     size: Annotated[int, at_least(0), USUAL] = 8000
-    # With joint=False, number of subwords of the source vocabulary, or 0 as in size. None: the value of size.
+    # With joint=False, number of subwords in the source vocabulary; 0 has the same meaning as in size. None:
+    # the value of size.
     source_size: Annotated[int | None, at_least(0)] = None
     # True: one vocabulary shared by both languages. False: one vocabulary for each.
     joint: bool = True
-    # Existing SentencePiece .model file for the source language (joint=True: for both). Empty: train one.
+    # Existing SentencePiece .model file for the source language (with joint=True, for both languages). Empty:
+    # train one.
     source_model: str = ""
     # Existing SentencePiece .model file for the target language. Empty: with joint=True the file of
     # source_model, otherwise train one.
     target_model: str = ""
-    # Whether characters outside the vocabulary become UTF-8 bytes (256 subwords), not the unknown symbol.
+    # Whether characters outside the vocabulary become UTF-8 bytes (256 subwords) instead of the unknown
+    # symbol.
     byte_fallback: bool = True
     # Fraction of the characters in the training text that are in the vocabulary: 1, or about 0.9995 for
     # scripts of thousands of characters, such as Chinese.
@@ -262,18 +270,18 @@ class VocabConfig:
     normalization: Normalization = "nmt_nfkc"
     # SentencePiece's Unicode normalization of targets. With identity, the model can produce every character
     # of its training text. With any other normalization, translations lack the replaced characters, which
-    # costs BLEU in many languages.
+    # lowers BLEU in many languages.
     target_normalization: Normalization = "identity"
     # Symbols that are always one subword, such as <BT> before back-translated sources; vocab.size includes
     # them. Existing vocabulary models must contain them.
     symbols: tuple[str, ...] = ()
-    # Token id of padding; a given source_model or target_model keeps its own id.
+    # Token id of padding; an existing source_model or target_model keeps its own id.
     pad_id: Annotated[int, at_least(0)] = 0
-    # Token id of the start symbol (bos); a given source_model or target_model keeps its own id.
+    # Token id of the start symbol (bos); an existing source_model or target_model keeps its own id.
     bos_id: Annotated[int, at_least(0)] = 1
-    # Token id of the end symbol (eos); a given source_model or target_model keeps its own id.
+    # Token id of the end symbol (eos); an existing source_model or target_model keeps its own id.
     eos_id: Annotated[int, at_least(0)] = 2
-    # Token id of the unknown symbol; a given source_model or target_model keeps its own id.
+    # Token id of the unknown symbol; an existing source_model or target_model keeps its own id.
     unk_id: Annotated[int, at_least(0)] = 3
     # Subword regularization: segment training text differently in each epoch, with this rate of BPE-dropout
     # for bpe (usually 0.1) or this smoothing parameter alpha for unigram (0.1 to 0.5). 0: off.
@@ -286,12 +294,12 @@ class VocabConfig:
 
 @dataclass(frozen=True)
 class GuidedAlignmentConfig:
-    """Training of one head of cross-attention on the word alignments in data.alignments."""
+    """Guided alignment: one head of cross-attention is trained on the word alignments in data.alignments."""
 
     # Weight of the cross-entropy between the head's attention and the alignments in the loss; 0.05 to 0.5 is
     # usual. 0: no guided alignment.
     weight: Annotated[float, between(0, 100)] = 0.0
-    # Decoder layer of the head, the first one of its layer. 0: first layer; -1: last.
+    # Decoder layer whose first head is trained. 0: first layer; -1: last.
     layer: Annotated[int, between(-10_000, 10_000)] = -1
     # Decoder step whose attention aligns a target token. predict: the step that predicts the token. read: the
     # following step, whose input is the token. read is more accurate, and works best in layer 0 or 1.
@@ -310,7 +318,7 @@ class ModelConfig:
     # Number of decoder layers, usually 6; with architecture=decoder_only, layers of the single stack.
     num_decoder_layers: Annotated[int, between(1, 1000), USUAL] = 6
     # How decoder layers read earlier target tokens: by self-attention (attention), or by the simpler simple
-    # recurrent unit (ssru, Kim et al. 2019), whose step costs the same at every length.
+    # recurrent unit (ssru, Kim et al. 2019), whose cost per step does not depend on the length.
     # architecture=decoder_only needs attention.
     decoder_self_attention: Literal["attention", "ssru"] = "attention"
     # Width of embeddings and hidden states (d_model in Vaswani et al. 2017).
@@ -324,7 +332,8 @@ class ModelConfig:
     # Hidden width of the feed-forward layers (d_ff in Vaswani et al. 2017), usually 4 * model_dim.
     ffn_dim: Annotated[int, between(1, 1 << 20), USUAL] = 2048
     # Activation function of the feed-forward layers. gelu is exact (erf), gelu_tanh the tanh approximation.
-    # swiglu and geglu_tanh (as in T5 1.1) add a gate with a third weight matrix to silu and to gelu_tanh.
+    # swiglu and geglu_tanh (as in T5 1.1) are silu and gelu_tanh with a gate, which has a third weight
+    # matrix.
     activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu_tanh"] = "relu"
     # Whether feed-forward layers are dense layers, or convolutions of kernel size 1, which compute the same.
     ffn_layer: Literal["dense", "convolution"] = "dense"
@@ -342,14 +351,14 @@ class ModelConfig:
     embedding_norm: bool = False
     # Position encoding. sinusoidal and learned vectors are added to embeddings; sinusoidal_halves has all
     # sines before all cosines, as in fairseq (M2M100, NLLB). rotary rotates queries and keys. one_vector adds
-    # the same vector at all positions, the sum of a learned table's rows, each times its index (see
-    # configs/decoder_only.py). relative: each head learns what to add to attention scores at each distance,
+    # the same vector at all positions: the sum of the rows of a learned table, each multiplied by its index
+    # (see configs/decoder_only.py). relative: each head learns a bias of attention scores for each distance,
     # as in T5; encoder_decoder only.
     positions: Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary", "one_vector", "relative"] = (
         "sinusoidal"
     )
-    # With positions=relative, number of buckets of distances, such as 32; the encoder has half of them in
-    # each direction.
+    # With positions=relative, number of buckets of distances, such as 32; the encoder uses half of the
+    # buckets for each direction.
     relative_buckets: Annotated[int, between(4, 65536)] = 32
     # With positions=relative, all distances of this many tokens or more, such as 128, share one bucket.
     relative_distance: Annotated[int, between(2, 1_000_000)] = 128
@@ -371,7 +380,7 @@ class ModelConfig:
     tying: Literal["none", "embeddings", "target_output", "all"] = "all"
     # Padding that attention masks: in the source, in both source and target, or none. With none, padding is
     # read like text, and in encoder_decoder its embedding is not trained. Causal attention hides target
-    # padding from real tokens, so source and both differ only in the outputs at padding.
+    # padding from real tokens, so source and both differ only in the outputs at padding positions.
     padding_mask: Literal["source", "both", "none"] = "source"
     # Whether the network reads the end symbol of sources. False: attention masks it, for models of OpenNMT-py
     # and eole, whose sources do not have it.
@@ -386,7 +395,7 @@ class ModelConfig:
     # Whether the logits have a bias for each entry of the target vocabulary.
     output_bias: bool = False
     # Dropout rate of embeddings and of sublayer outputs before the residual sum, usually 0.1, or 0.3 with
-    # little data. The embedding, attention and feed-forward dropout rates default to it.
+    # little data. The embedding, attention and feed-forward dropout rates default to this rate.
     dropout_rate: Annotated[float, share(), USUAL] = 0.1
     # Dropout rate of the sum of embeddings and positions. None: the value of dropout_rate.
     embedding_dropout_rate: Annotated[float | None, share()] = None
@@ -412,9 +421,9 @@ class ModelConfig:
     # (full), or all but the results of matrix products (dots).
     remat: Annotated[Literal["none", "full", "dots"], MayChange(_ROUNDING)] = "none"
     # Whether to run the layers of a stack as one scan, so that compile time does not grow with the number of
-    # layers. On GPUs, the scan costs a fifth of the throughput, and training takes more memory. auto: on
-    # GPUs, from three layers on, if the run then saves more compile time than it loses in speed. Checkpoints
-    # are the same with and without it.
+    # layers. On GPUs, the scan costs a fifth of the throughput, and training takes more memory. auto: only on
+    # GPUs and with at least three layers, if the run saves more compile time than it loses in speed.
+    # Checkpoints are the same with and without the scan.
     scan_layers: Annotated[Literal["auto", True, False], MayChange()] = "auto"
     # Guided alignment: one head of cross-attention learns the word alignments in data.alignments.
     alignment: GuidedAlignmentConfig = field(default_factory=GuidedAlignmentConfig)
@@ -431,13 +440,13 @@ class ModelConfig:
 class LoraConfig:
     """Low-rank adaptation (Hu et al. 2022) of a trained model: small changes of frozen matrices."""
 
-    # Rank of the trained change of each adapted matrix, such as 8 or 32; all other parameters are frozen.
-    # Needs a trained model to start from, as with --init. 0: off.
+    # Rank of the low-rank change that is trained for each adapted matrix, such as 8 or 32. All other
+    # parameters are frozen. Needs a trained model to start from, as with --init. 0: off.
     rank: Annotated[int, between(0, 1 << 16)] = 0
     # Each change is multiplied by alpha / rank, so that any rank works with the same learning rate.
     alpha: Annotated[float, above(0, at_most=1_000_000)] = 16.0
-    # Matrices that are adapted, as patterns of their paths. For example, *attention*,decoder/*/kernel adapts
-    # the matrices of all attention layers and of the decoder.
+    # Matrices to adapt, as patterns of their paths. For example, *attention*,decoder/*/kernel adapts the
+    # matrices of all attention layers and of the decoder.
     targets: tuple[str, ...] = ("*/kernel",)
     # Parameters that are trained in full, as patterns of their paths, such as *norm,*bias. Empty: none.
     also_train: tuple[str, ...] = ()
@@ -475,7 +484,8 @@ class OptimConfig:
     # instead of the parameters; 0.999 is usual. 0: off.
     ema_decay: Annotated[float, share()] = 0.0
     # Parameters that are not trained, as patterns of their paths. For example, encoder,*_embedding freezes
-    # the encoder and all embeddings. LoRA freezes all of them, whatever this says. Empty: all are trained.
+    # the encoder and all embeddings. LoRA freezes all parameters, regardless of this field. Empty: all are
+    # trained.
     freeze: tuple[str, ...] = ()
     # Low-rank adaptation (LoRA) of a trained model: small changes of frozen matrices.
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -494,17 +504,16 @@ class TrainConfig:
     loss_chunk_tokens: Annotated[int, at_least(0), MayChange(_ROUNDING)] = 0
     # Whether to log the token accuracy of training batches too; evaluations always report it.
     log_accuracy: bool = False
-    # Which batch shapes are compiled before the first step, in parallel. none: each shape is compiled when
-    # it first occurs. all: the shapes that the remaining steps use. auto: all on GPUs and TPUs, none on
-    # CPUs.
+    # Batch shapes to compile in parallel before the first step. none: each shape is compiled when it first
+    # occurs. all: the shapes that the remaining steps use. auto: all on GPUs and TPUs, none on CPUs.
     compile_ahead: Annotated[Literal["auto", "all", "none"], MayChange()] = "auto"
     # Number of steps between two lines of progress and metrics; the end of an epoch adds a line.
     log_every: Annotated[int, at_least(1), MayChange()] = 50
-    # Number of steps between validations (loss, BLEU). Training also ends with one.
+    # Number of steps between validations (loss, BLEU). Training also ends with a validation.
     evaluate_every: Annotated[
         int, at_least(1), USUAL, MayChange("other steps are evaluated, of which the best is chosen")
     ] = 1000
-    # Number of steps between two checkpoints. Each evaluation also saves one.
+    # Number of steps between two checkpoints. Each evaluation also saves a checkpoint.
     checkpoint_every: Annotated[
         int,
         at_least(1),
@@ -514,10 +523,12 @@ class TrainConfig:
     # Number of newest checkpoints kept on disk, in addition to the best one.
     keep_checkpoints: Annotated[int, at_least(1), MayChange()] = 5
     # Validation metric that selects the best checkpoint and that early stopping observes: bleu, chrf, loss,
-    # chrf++, ter, or what --scorer defines. Of several metrics, separated by commas, the first one decides,
-    # and all are logged. If built-in scores are equal with two digits, the lower loss is better.
+    # chrf++, ter, or a name that --scorer defines. If several metrics are given, separated by commas, all are
+    # logged and the first one decides. If two checkpoints have the same built-in score, rounded to two
+    # decimals, the checkpoint with the lower loss is better.
     best_metric: str = "bleu"
-    # Number of evaluations without a better best_metric after which training stops. 0: never stop early.
+    # Training stops after this number of evaluations without an improvement of best_metric. 0: never stop
+    # early.
     patience: Annotated[int, at_least(0), MayChange("training may stop at another step")] = 0
     # Number of newest checkpoints (at most keep_checkpoints) averaged when training ends. 0: no average.
     average_last: Annotated[int, at_least(0)] = 0
@@ -525,8 +536,8 @@ class TrainConfig:
     final_checkpoint: Literal["best", "last", "average"] = "best"
     # Whether to write TensorBoard files in addition to metrics.jsonl.
     tensorboard: Annotated[bool, MayChange()] = True
-    # Services that record the training as well: wandb, mlflow, or both, separated by a comma. Each is an
-    # extra, and is set up by its own environment variables. Empty: none.
+    # Services that also record the training: wandb, mlflow, or both, separated by a comma. Each service needs
+    # the extra of its name and is configured by its own environment variables. Empty: none.
     trackers: Annotated[tuple[Literal["wandb", "mlflow"], ...], MayChange()] = ()
     # Peak floating-point operations per second of one device, such as 989e12, to compute utilization (MFU).
     # 0: the value of a built-in table for known GPUs and TPUs; other devices then report no utilization.
@@ -535,14 +546,14 @@ class TrainConfig:
     # other languages without spaces between words, else 13a. none: the text is tokenized already.
     bleu_tokenize: Annotated[
         Literal["auto", "13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"],
-        MayChange("BLEU is of other tokens, and so may be the best checkpoint"),
+        MayChange("BLEU counts other tokens, and another checkpoint may be the best"),
     ] = "auto"
     # Whether to ignore case in BLEU and chrF.
     lowercase: bool = False
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The metrics of validation that best_metric names; the first one decides."""
+        """The validation metrics that best_metric names; the first one selects the best checkpoint."""
         return tuple(name.strip() for name in self.best_metric.split(","))
 
 
@@ -553,31 +564,33 @@ class ParallelConfig:
     # pmap: data parallelism, all parameters on every device. mesh: jit over a device mesh, which can also
     # shard parameters. auto: pmap for data parallelism alone on several devices, else mesh.
     backend: Literal["auto", "pmap", "mesh"] = "auto"
-    # Data parallelism: number of groups that each hold all parameters. 0: devices / (fsdp * tensor).
+    # Data parallelism: number of complete copies of the parameters. 0: devices / (fsdp * tensor).
     data: Annotated[int, at_least(0), USUAL] = 0
-    # Fully sharded data parallelism: number of devices that split each batch, the parameters, the optimizer
-    # state and the moving average among them. 1: off.
+    # Fully sharded data parallelism: number of devices over which each batch, the parameters, the optimizer
+    # state and the moving average are split. 1: off.
     fsdp: Annotated[int, at_least(1), USUAL] = 1
-    # Tensor parallelism: number of devices that split heads, feed-forward width and vocabulary. 1: off.
+    # Tensor parallelism: number of devices over which heads, feed-forward width and vocabulary are split. 1:
+    # off.
     tensor: Annotated[int, at_least(1)] = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class MbrConfig:
-    """Choice among several translations of a sentence: by minimum Bayes risk, or by a scorer."""
+    """How one of several translations of a sentence is chosen: by minimum Bayes risk, or by a scorer."""
 
     # ---- minimum Bayes risk ----
 
-    # Choose the translation by minimum Bayes risk, with this utility: chrf, chrf++, ter, bleu, or what
-    # --scorer defines. Of the hypotheses of beam search, or of mbr_samples samples, the one is chosen that
-    # has the best mean score with all of them as references (what --scorer defines has 16 at most).
+    # Choose the translation by minimum Bayes risk (MBR) with this utility: chrf, chrf++, ter, bleu, or a name
+    # that --scorer defines. The candidates are the hypotheses of beam search, or mbr_samples samples. MBR
+    # chooses the candidate with the best mean score against all candidates as references (at most 16
+    # references for a name that --scorer defines).
     mbr: str = ""
-    # Minimum Bayes risk with method=sample: number of samples of each sentence, of which one is chosen.
+    # Minimum Bayes risk with method=sample: number of samples per sentence, from which one is chosen.
     mbr_samples: Annotated[int, between(1, 4096)] = 32
     # ---- reranking ----
 
-    # Name of a scorer of sources and translations, defined by --scorer, whose scores rank the hypotheses of
-    # beam search instead of the model's scores.
+    # Name of a scorer of sources and translations, defined by --scorer. Its scores replace the model's scores
+    # in the ranking of the hypotheses of beam search.
     rerank: str = ""
     # Rank hypotheses by the model's score plus this weight times the score of rerank; evaluate --tune_rerank
     # finds a good weight. Without a weight, only the score of rerank counts.
@@ -586,7 +599,7 @@ class MbrConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LengthConfig:
-    """Minimum and maximum lengths of translations, and the length that is expected of them."""
+    """Minimum, maximum and expected lengths of translations."""
 
     # ---- content and length of translations ----
 
@@ -624,8 +637,8 @@ class SearchConfig(MbrConfig, LengthConfig):
     # Beam search: weight beta of the penalty for source tokens that receive little attention in the last
     # layer of the decoder (coverage penalty, Wu et al. 2016, equation 14). 0: none.
     coverage_penalty: Annotated[float, at_least(0)] = 0.0
-    # Beam search: exact stops when no unfinished hypothesis can still enter the result, inexact also when
-    # patience * beam_size hypotheses are finished.
+    # Beam search: exact stops when no unfinished hypothesis can still enter the result; inexact also stops
+    # when patience * beam_size hypotheses are finished.
     stopping: Literal["exact", "inexact"] = "exact"
     # Beam search with stopping=inexact stops after patience * beam_size finished hypotheses; 1 is usual.
     patience: Annotated[float, above(0, at_most=1_000_000)] = 1.0
@@ -645,11 +658,12 @@ class SearchConfig(MbrConfig, LengthConfig):
     top_p: Annotated[float, above(0, at_most=1)] = 1.0
     # Sampling: keep only tokens with at least this fraction of the highest token probability. 0: all.
     min_p: Annotated[float, between(0, 1)] = 0.0
-    # Sampling: random seed. A sample depends on this seed, the line and its number, but not on the batch.
+    # Sampling: random seed. A sample depends on this seed, the line and the line number, but not on the
+    # batch.
     seed: Annotated[int, between(0, 2**32 - 1)] = 1
     # ---- content and length of translations ----
 
-    # No sequence of this number of tokens occurs twice in a translation. 0: repetition is allowed.
+    # Length in tokens of sequences that must not occur twice in a translation. 0: repetition is allowed.
     no_repeat_ngram: Annotated[int, at_least(0)] = 0
     # Subwords of the target vocabulary, or token ids, that translations never contain, such as the unknown
     # symbol, <unk>. To suppress the comma by a flag, give its token id.
@@ -657,8 +671,8 @@ class SearchConfig(MbrConfig, LengthConfig):
     # ---- memory ----
 
     # Maximum number of tokens searched at a time on each device: the source and all beams, padding included.
-    # If a device runs out of memory, this number is halved automatically. Without a value, it depends on the
-    # memory of the device; on CPUs it is 8192.
+    # If a device runs out of memory, this number is halved automatically. Without a value, the number depends
+    # on the memory of the device; on CPUs, it is 8192.
     batch_tokens: Annotated[int | None, at_least(1)] = None
 
 
@@ -686,12 +700,12 @@ class Config:
     )
 
     def replace(self, changes: Mapping[str, Any]) -> "Config":
-        """Return a config with other values: {"model.model_dim": 512, "train.steps": 10_000}."""
+        """Return a copy with changed values, such as {"model.model_dim": 512, "train.steps": 10_000}."""
         return replace_fields(self, refuse_removed(changes), "config")
 
 
 def _take_removed_fields(section: type, where: str = "") -> None:
-    """Let sections be made with removed fields at their defaults, as config files of earlier versions do."""
+    """Let sections accept removed fields at their default values, which older config files set."""
     make = section.__init__  # type: ignore[misc]
 
     @functools.wraps(make)

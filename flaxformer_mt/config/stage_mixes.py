@@ -1,4 +1,4 @@
-"""Stages of training as numbers, from the strings of StageConfig: shares of the data sets, and ends."""
+"""Parses the strings of StageConfig into numbers: the shares of the data sets, and the end of each stage."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,8 +13,9 @@ from flaxformer_mt.errors import UserError
 class Stage(NamedTuple):
     """A stage of training.
 
-    shares: of each set of data.dataset, above 0 for those of the stage. counted: the index of the set whose
-    passes are the epochs of the stage. epochs, steps: where the stage ends; both None: with training.
+    shares: the share of each set in data.dataset; 0 for sets that are not in the stage. counted: index of the
+    set whose passes are the epochs of the stage. epochs, steps: where the stage ends; both None: at the end
+    of training.
     """
 
     name: str
@@ -91,7 +92,7 @@ def _read_stage(stage: StageConfig, members: Sequence[Member], noise: NoiseConfi
 
 
 def _read_pair(text: str) -> tuple[str, float]:
-    """Split `NAME NUMBER`; NaN stands for what is no number."""
+    """Split `NAME NUMBER`; the number is NaN if it cannot be parsed."""
     name, _, number = text.strip().rpartition(" ")
     try:
         return name.strip(), float(number)
@@ -100,7 +101,7 @@ def _read_pair(text: str) -> tuple[str, float]:
 
 
 def _find_member(name: str, members: Sequence[Member], stage: StageConfig) -> int:
-    """Return the index of a set by its whole name, its name without direction, or the end of its folder."""
+    """Return the index of the set with this full name, name without direction, or last part of its folder."""
     for names in (
         [member.name for member in members],
         [member.dataset for member in members],

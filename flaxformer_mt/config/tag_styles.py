@@ -1,4 +1,4 @@
-"""How families of models spell the tags of languages, and the side of a pair that they stand on.
+"""Formats of language tags in families of models, and whether they are before sources or targets.
 
 | style | tag of de | before sources | before targets |
 |---|---|---|---|
@@ -70,9 +70,9 @@ _FORMS = {
 
 
 def spell_tag(style: TagStyle, language: str) -> str:
-    """Return the tag of a language: of de `>>de<<` (opus), `<2de>`, `__de__`, `deu_Latn` or `de_DE`.
+    """Return the tag of a language; for de: `>>de<<` (opus), `<2de>`, `__de__`, `deu_Latn` or `de_DE`.
 
-    A language may be a two-letter code, or the code of the family itself.
+    `language` is a two-letter code or the model family's own code.
     """
     if style in _AROUND:
         return _AROUND[style].format(language)
@@ -89,7 +89,7 @@ def spell_tag(style: TagStyle, language: str) -> str:
 
 
 def find_codes(language: str) -> frozenset[str]:
-    """Return the codes of two and three letters of a language, without script: of deu_Latn de and deu."""
+    """Return the two- and three-letter codes of a language, without script: de and deu for deu_Latn."""
     base = language.replace("-", "_").partition("_")[0]
     code = _NLLB.get(base) or next((code for code in _NLLB.values() if code.startswith(f"{base}_")), base)
     others = {two for two, three in _NLLB.items() if three == code}
@@ -101,7 +101,7 @@ def looks_like_tag(style: TagStyle, piece: str) -> bool:
 
 
 def spell_task(source: str, target: str) -> str:
-    """Return what T5 reads before a source: `translate English to German:`."""
+    """Return the prefix of sources for T5, such as `translate English to German:`."""
     for language in (source, target):
         if language not in _T5:
             raise UserError(
@@ -112,6 +112,6 @@ def spell_task(source: str, target: str) -> str:
 
 
 def find_language(style: TagStyle, code: str) -> str:
-    """Return the two-letter code of a family's code, or the code itself: deu_Latn gives de."""
+    """Convert a family's code to a two-letter code, or return it unchanged: deu_Latn gives de."""
     codes = _CODES[style][0] if style in _CODES else {}
     return next((short for short, family_code in codes.items() if family_code == code), code)

@@ -1,4 +1,4 @@
-"""Comparison of a run with other systems: paired significance tests on translations of the same set."""
+"""Compares a run with other systems by paired significance tests on translations of the same set."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class ComparedSystem:
 
 
 def parse_compared_system(name: str | Path | ComparedSystem) -> ComparedSystem:
-    """RUN, RUN@CHECKPOINT or FILE; what is parsed already is returned as it is."""
+    """Parse RUN, RUN@CHECKPOINT or FILE; a `ComparedSystem` is returned unchanged."""
     if isinstance(name, ComparedSystem):
         return name
     name = str(name)
@@ -82,7 +82,7 @@ def make_resampling_options(
     *,
     compared: Sequence[str],
 ) -> ResamplingOptions:
-    """The options of the flags of these names; None: 1000 samples, paired bootstrap, 10000 trials."""
+    """Return resampling options; None means the defaults: 1000 samples, paired bootstrap, 10000 trials."""
     if paired is not None and not compared:
         raise UserError(f"--paired={paired} has no effect without --against=RUN; give one or leave it out")
     if trials is not None and paired != "approximate":
@@ -108,9 +108,9 @@ def read_compared_files(
     *,
     split: Literal["test", "valid"] | None,
 ) -> dict[str, tuple[str, ...]]:
-    """Check all compared systems, and return the translations of those that are files, by name.
+    """Check all compared systems; return the translations of systems that are files, by name.
 
-    Without a split, the set comes from files, which any run can translate.
+    Without a split, the set comes from files, so the data sets of runs are not compared.
     """
     scored, translations = evaluated[2], {}
     for system in systems:
@@ -130,7 +130,7 @@ def read_compared_files(
 
 
 class Rival(NamedTuple):
-    """The translations of a compared system, and its description as JSON values, of which one is its name."""
+    """The translations of a compared system, and its description (name, checkpoint, search) as JSON."""
 
     description: dict[str, Any]
     hypotheses: tuple[str, ...]
@@ -142,7 +142,7 @@ def translate_compared_systems(
     from_files: Mapping[str, tuple[str, ...]],
     loading: LoadOptions,
 ) -> list[Rival]:
-    """Translations of all compared systems, in their order, whose models are loaded one after another."""
+    """Return the translations of all compared systems, in order; their models are loaded one at a time."""
     rivals, direction = [], scored.direction
     shared: dict[str, Any] = {
         name: getattr(loading, name) for name in ("dtype", "allow_nonfinite", "split_sentences")
@@ -180,7 +180,7 @@ def find_largest_differences(
     most: int,
     lowercase: bool = False,
 ) -> list[tuple[int, float, float]]:
-    """Indices of the `most` sentences whose chrF differs most, and the chrF of both; no identical ones."""
+    """Return index and both chrF scores of the `most` sentences with the largest difference in chrF."""
     unlike = [i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b]
     ours, theirs = (
         score_sentences(
@@ -195,7 +195,7 @@ def find_largest_differences(
 def save_largest_differences(
     run_dir: Path, name: str, ours: Translations, rivals: Sequence[Rival], *, lowercase: bool
 ) -> None:
-    """Write the sentences whose chrF differs most between the run and each other system, at most 100 each."""
+    """Write the sentences whose chrF differs most between the run and each system, at most 100 per system."""
     rows = []
     for description, hypotheses in rivals:
         for i, our, their in find_largest_differences(
@@ -214,9 +214,7 @@ def compare(
     scorers: Sequence[str] = (),
     **score_options: Any,
 ) -> dict[str, Any]:
-    """The slow metrics and further scorers, and the intervals and tests, which repeat all scores, as JSON
-    values.
-    """
+    """Return slow metrics, further scorers, confidence intervals and significance tests as JSON values."""
     references = ours.references or None
     asked = [name for name in dict.fromkeys(scorers) if name not in METRICS]
     resampled = resample_scores(
@@ -251,7 +249,7 @@ def compare(
 
 
 def describe_scores(name: str, result: Mapping[str, Any]) -> Table:
-    """The scores of a run and the compared systems, with intervals and p-values.
+    """Return a table of the scores of a run and the compared systems, with intervals and p-values.
 
                     BLEU                    chrF                     TER
     runs/a  37.10 ± 1.05            58.20 ± 0.80            45.12 ± 0.90

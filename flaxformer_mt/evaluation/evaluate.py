@@ -1,6 +1,6 @@
-"""Evaluation: scores of a run on given lines, on a split of its data, or on a user's files.
+"""Evaluates a run on a split of its data or on a user's files.
 
-Contains the report of an evaluation, for translation models and for language models.
+Also formats the report of an evaluation, for translation models and language models.
 """
 
 import contextlib
@@ -86,11 +86,11 @@ def _show_progress(doing: str, total: int, system: str, stream: TextIO | None) -
 
 
 class EvaluationResult(TypedDict, total=False):
-    """What `evaluate_run` returns and `evaluate` prints; the names of further metrics are keys, too."""
+    """The result that `evaluate_run` returns and `evaluate` prints; further metrics are keys by name."""
 
-    # Name of the split or of the source file; its files in RUN/translations/ have this name.
+    # Name of the split or of the source file; the files in RUN/translations/ have this name.
     name: str
-    # Checkpoint that was evaluated; `step` is its update.
+    # Checkpoint that was evaluated; `step` is its training step.
     checkpoint: str
     step: int
     # BLEU and chrF, as the config (train.lowercase, train.bleu_tokenize) or the arguments define them.
@@ -108,7 +108,7 @@ class EvaluationResult(TypedDict, total=False):
     # BLEU and its signature, with case (`cased`) and without (`lowercased`).
     cased: dict[str, Any]
     lowercased: dict[str, Any]
-    # Names of further scorers. Each name is also a key, whose value is the mean of the scores.
+    # Names of further scorers. Each name is also a key, whose value is the scorer's mean score.
     scorers: list[str]
     # `mean` and `ci` of each score over bootstrap samples; 95% of the samples are within about `mean` ± `ci`.
     confidence: dict[str, Any]
@@ -139,21 +139,21 @@ class EvaluationResult(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """What `evaluate_run` evaluates, and by which scores."""
+    """The sentences that `evaluate_run` evaluates, and the scores that it computes."""
 
     # Split of the run's data set to score, unless files are given.
     split: Literal["test", "valid"] = "test"
     # File of source sentences; - is standard input. With `scorers`, no reference is needed.
     source: str | Path | None = None
-    # File of the translations of the source; for a language model, the text to score.
+    # File of the reference translations; for a language model, the text to score.
     reference: str | Path | None = None
-    # The languages of the directions or files to evaluate. None: all.
+    # Source and target language of the directions or files to evaluate. None: all.
     source_language: str | None = None
     target_language: str | None = None
-    # Whether BLEU and chrF ignore case, and sacreBLEU's tokenizer for BLEU. None: as the run's config says.
+    # Whether BLEU and chrF ignore case, and sacreBLEU's tokenizer for BLEU. None: as in the run's config.
     lowercase: bool | None = None
     tokenize: str | None = None
-    # Other runs, or files of translations, of the same sentences.
+    # Systems to compare with: other runs, or files of translations of the same sentences.
     against: Sequence[ComparedSystem | str | Path] = ()
     # Bootstrap samples for confidence intervals and significance tests. None: 1000 samples with `against`,
     # else none.
@@ -162,7 +162,7 @@ class EvaluationOptions:
     scorers: Sequence[str] = ()
     # Metric by which to find the best search.rerank_weight on these sentences. None: evaluate.
     tune_rerank: str | None = None
-    # Terms for the translations, see `Translator.translate`; the result then has `terms`.
+    # Glossary for the translations, see `Translator.translate`; the result then has the key `terms`.
     glossary: Glossary | Mapping[str, str] | str | Path | None = None
 
 
@@ -177,21 +177,22 @@ def evaluate_run(
     """Evaluate a run, write its translations to RUN/translations/, and return the results as JSON values.
 
     The result contains BLEU and chrF as configured, TER, cased and lowercased BLEU, each with its signature,
-    and scores by source length. `resampling` adds confidence intervals, `against` paired tests. For several
-    directions, the result contains mean scores, and the results of each in `directions`. For a language
-    model, it contains loss (nats per token) and perplexity. Without references, it contains only the scores
-    of `scorers`. With `tune_rerank`, it instead contains the best `rerank_weight`, and the metric's score
-    with each weight tried (`scores`).
+    and scores by source length. `resampling` adds confidence intervals, and `against` adds paired tests. For
+    several directions, the result contains mean scores, and the results of each direction in `directions`.
+    For a language model, the result contains loss (nats per token) and perplexity. Without references, the
+    result contains only the scores of `scorers`. With `tune_rerank`, the result instead contains the best
+    `rerank_weight`, and in `scores` the metric's score with each weight tried.
 
     Args:
       loading: see `Translator.load`; `dtype`, `split_sentences` and `allow_nonfinite` also apply to the runs
         in `against`.
-      progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
+      progress: the stream on which progress is shown, such as sys.stderr; None: nothing is shown.
       changes: fields of `EvaluationOptions` and of `LoadOptions`, as in evaluate_run(run, split="valid",
         checkpoint="last"), that override `options` and `loading`.
 
     Raises:
-      UserError: something named is absent, lines or splits do not correspond, or an option has no effect.
+      UserError: a named run, checkpoint, file or scorer does not exist, lines or splits do not correspond, or
+      an option has no effect.
     """
     names = {field.name for field in fields(EvaluationOptions)}
     options = replace(
@@ -215,7 +216,7 @@ def _evaluate_translations(
     loading: LoadOptions,
     progress: TextIO | None,
 ) -> dict[str, Any]:
-    """Evaluate each direction, or find the weight of a scorer that reranks."""
+    """Evaluate each direction, or tune the weight of the scorer that reranks."""
     compared = [*map(parse_compared_system, options.against)]
     scoring: dict[str, Any] = {"lowercase": options.lowercase, "bleu_tokenize": options.tokenize}
     train = replace(config.train, **{name: value for name, value in scoring.items() if value is not None})
@@ -274,7 +275,7 @@ def _keep(save: Callable[..., object], *what: Any, **how: Any) -> None:
 def _evaluate_set(
     run_dir: Path, loading: LoadOptions, scored: ScoredSet, scoring: dict[str, Any], progress: TextIO | None
 ) -> tuple[dict[str, Any], Translations]:
-    """Translate and score one set; save the translations. The model needs no memory afterwards."""
+    """Translate and score one set, and save the translations; the model is no longer in memory afterwards."""
     translator, count = Translator.load(run_dir, loading), len(scored.sources)
     system, start = _describe_system(translator), time.monotonic()
     with _show_progress("translating", count, system, progress) as throughput:
@@ -293,7 +294,7 @@ def _evaluate_set(
 
 
 def _report_scores(translations: Translations, *, lowercase: bool, tokenize: str) -> dict[str, Any]:
-    """Return the quick scores of translations, and BLEU with case and without."""
+    """Return the quick metrics of translations, and BLEU with and without case."""
     cased, lowercased = (
         score_translations(
             translations.hypotheses, translations.references, lowercase=lower, tokenize=tokenize
@@ -319,10 +320,10 @@ def _report_scores(translations: Translations, *, lowercase: bool, tokenize: str
 def _tune_rerank(
     run_dir: Path, loading: LoadOptions, sets: Sequence[ScoredSet], metric: str, train: TrainConfig
 ) -> dict[str, Any]:
-    """Find the weight of search.rerank whose translations have the best score of a metric.
+    """Find the search.rerank_weight whose translations have the best score of a metric.
 
-    Tried are 0 (the model alone), weights around the ratio of both scores' deviations, and none (the scorer
-    alone).
+    The weights tried are 0 (the model alone), multiples of the ratio of the standard deviations of model
+    scores and scorer scores, and none (the scorer alone).
     """
     (scored, *others), search = sets, loading.search
     if search is None or not search.rerank or search.rerank_weight is not None:
@@ -354,9 +355,9 @@ def _tune_rerank(
 
 
 def describe_evaluation(result: Mapping[str, Any], *, name: str) -> list[str | Table]:
-    """The result of `evaluate_run` as tables: scores of all systems, and score by source length.
+    """Format the result of `evaluate_run` as tables: scores of all systems, and scores by source length.
 
-    `name` is the name of the run, which the tables give with its checkpoint. A language model has no tables.
+    `name` is the name of the run in the tables. The result of a language model has no tables.
     """
     if "directions" in result:
         parts: list[str | Table] = []

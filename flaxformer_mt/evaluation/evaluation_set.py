@@ -24,7 +24,7 @@ _KINDS = {"sources": "source", "references": "reference", "hypotheses": "hypothe
 
 @dataclass(frozen=True)
 class Translations:
-    """Sources, references (or none) and hypotheses: index i of each belongs to sentence i."""
+    """Sources, references (may be empty) and hypotheses; item i of each belongs to sentence i."""
 
     sources: tuple[str, ...]
     references: tuple[str, ...]
@@ -36,7 +36,7 @@ class Translations:
 
 
 def read_sentences(path: str) -> list[str]:
-    """Lines of a file, or of standard input for `-`."""
+    """Read the lines of a file, or of standard input for `-`."""
     with open_input(path) as stream:
         return list(read_lines(stream, name=path))
 
@@ -44,8 +44,8 @@ def read_sentences(path: str) -> list[str]:
 def save_translations(run_dir: Path, name: str, translations: Translations, system: str = "") -> None:
     """Write RUN/translations/NAME.source, .reference and .hypothesis; line N of each belongs to sentence N.
 
-    NAME.system says which checkpoint and search they are of. Deletes NAME.differences.tsv, which describes
-    earlier translations. Only the first process writes.
+    NAME.system names the checkpoint and the search of the translations. NAME.differences.tsv, which describes
+    earlier translations, is deleted. Only the first process writes.
     """
     if not is_first():
         return
@@ -66,7 +66,7 @@ def save_translations(run_dir: Path, name: str, translations: Translations, syst
 
 
 def load_translations(run_dir: Path, name: str) -> Translations:
-    """Read what `save_translations` wrote."""
+    """Read the translations that `save_translations` wrote."""
     files = {field: str(run_dir / "translations" / f"{name}.{kind}") for field, kind in _KINDS.items()}
     return Translations(**{field: tuple(read_sentences(file)) for field, file in files.items()})
 
@@ -74,7 +74,7 @@ def load_translations(run_dir: Path, name: str) -> Translations:
 def save_differences(
     run_dir: Path, name: str, heading: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> Path | None:
-    """Write RUN/translations/NAME.differences.tsv, without tabs inside of a text, in the first process."""
+    """Write RUN/translations/NAME.differences.tsv in the first process; tabs in texts become spaces."""
     if not is_first():
         return None
     file = _differences_file(run_dir, name)
@@ -133,7 +133,7 @@ class ScoredSet:
     documents: Sequence[Hashable] | bool = True
 
     def find_documents(self, data: DataConfig) -> dict[str, Any]:
-        """Return the option of `Translator.translate` for a model that reads documents."""
+        """Return the argument `documents` of `Translator.translate` for a model with context, else {}."""
         return {"documents": self.documents} if data.context else {}
 
 
@@ -147,9 +147,9 @@ def read_sets(
     vocab_tags: Mapping[str, int] = MappingProxyType({}),
     alone: bool = False,
 ) -> list[ScoredSet]:
-    """Read the split in each direction that has it and the languages (None: all), unless files are given.
+    """Read the files if they are given, else the split of each direction with these languages (None: all).
 
-    `alone`: a source may be given without a reference.
+    `alone`: whether a source may be given without a reference.
     """
     named = {name: language for name, language in languages.items() if language is not None}
     tags = choose_line_tags(config.data, **named, vocab_tags=vocab_tags)
@@ -214,7 +214,7 @@ def _read_split(data: DataConfig, split: Split) -> dict[Direction, list[tuple[Pa
 
 
 def check_split(config: Config, split: Split, *, files: str) -> None:
-    """`files` names the flags to use instead."""
+    """Raise UserError if the data set has no such split; `files` are the flags to use instead."""
     if split not in get_args(Split):
         raise UserError(f"split is {split!r}; it must be test or valid")
     if not has_split(config.data, split):

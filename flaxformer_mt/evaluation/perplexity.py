@@ -1,6 +1,6 @@
-"""Likelihood of text under a model with teacher forcing: loss, token accuracy and perplexity.
+"""Measures the likelihood of text under a model with teacher forcing: loss, accuracy and perplexity.
 
-Contains the evaluation step and the sums over a set of batches.
+Contains the evaluation step and the sum over batches.
 """
 
 import math
@@ -43,8 +43,8 @@ def measure(
 ) -> Likelihood:
     """Sum the results of an evaluation step over all batches.
 
-    They stay on their device until the last batch, so that no step waits to be read, and are summed in
-    float64, which stays accurate for any number of tokens. `put` copies a batch to the devices.
+    The results stay on the device until the last batch, so that no step waits for a transfer. They are summed
+    in float64, which is accurate for any number of tokens. `put` copies a batch to the devices.
     """
     results = [evaluation_step(params, put(batch)) for batch in batches]
     read = jax.device_get(results)
@@ -57,10 +57,11 @@ def measure(
 def make_evaluation_step(
     model: nn.Module, config: TrainConfig
 ) -> Callable[..., dict[str, tuple[Array, Array]]]:
-    """Build the function from parameters and a batch to (sum, weight) of loss and token accuracy.
+    """Return a function that maps parameters and a batch to (sum, weight) of loss and of token accuracy.
 
-    The loss is plain cross-entropy in nats per token, without label smoothing. `config.loss_chunk_tokens`
-    limits the logits in memory as in training, so that a model that can be trained can be evaluated.
+    The loss is plain cross-entropy in nats per token, without label smoothing. As in training,
+    `config.loss_chunk_tokens` limits the logits in memory, so that every model that can be trained can be
+    evaluated.
     """
 
     def evaluation_step(

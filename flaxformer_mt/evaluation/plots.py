@@ -1,6 +1,6 @@
-"""Figures from arrays: training curves, scores and attention weights; as PNG, or in a page.
+"""Draws training curves, scores and attention weights, as PNG figures or as charts in an HTML page.
 
-Figures are made without pyplot, which would need a display and keep every figure in memory.
+The figures do not use pyplot, which would need a display and keep all figures in memory.
 """
 
 import io
@@ -46,7 +46,7 @@ Curve = tuple[Sequence[int], Sequence[float]]
 
 
 def read_curve(records: Sequence[Mapping[str, Any]], split: str, name: str) -> Curve:
-    """Return a metric of a run over its steps; of a step that is recorded twice, the later record counts."""
+    """Return a metric of a run over its steps; if a step is recorded twice, the later record counts."""
     values = {r["step"]: r[name] for r in records if r.get("split") == split and name in r}
     steps = sorted(values)
     return steps, [
@@ -55,9 +55,9 @@ def read_curve(records: Sequence[Mapping[str, Any]], split: str, name: str) -> C
 
 
 def draw_training(panels: Mapping[str, Mapping[str, Curve]], *, title: str) -> "Figure":
-    """Draw panels below each other over the same steps, each with its curves by the name of the data set.
+    """Draw panels below each other over the same steps; each panel has one curve per data set name.
 
-    A value that is not finite is a gap.
+    Non-finite values are gaps in a curve.
     """
     figure = _make_figure(10, max(2.4 * len(panels), 3), title)
     rows = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
@@ -78,7 +78,7 @@ def draw_training(panels: Mapping[str, Mapping[str, Curve]], *, title: str) -> "
 
 
 class Line(NamedTuple):
-    """A curve: the number of its run, its name, its points, and whether it is drawn with dashes."""
+    """A curve: the number of its run, its name, its points, and whether its line is dashed."""
 
     run: int
     name: str
@@ -87,14 +87,14 @@ class Line(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A value with the half width of its interval, or None."""
+    """A value with the half-width of its confidence interval (None: no interval)."""
 
     value: float
     interval: float | None
 
 
 class Chart(NamedTuple):
-    """A drawing as the inside of an SVG element, and what is said to who does not see it."""
+    """A drawing as the content of an SVG element, and the text that screen readers read."""
 
     title: str
     said: str
@@ -104,7 +104,7 @@ class Chart(NamedTuple):
 
 
 def chart_lines(lines: Sequence[Line], *, title: str, x_name: str) -> list[Chart]:
-    """Curves over the same axis; [] if no curve has two finite points."""
+    """Draw curves over the same axis; return [] if no curve has two finite points."""
     drawn = [line._replace(points=_choose_points(line.points)) for line in lines]
     drawn = [line for line in drawn if len(line.points) > 1]
     if not drawn:
@@ -124,7 +124,7 @@ def chart_lines(lines: Sequence[Line], *, title: str, x_name: str) -> list[Chart
 
 
 def chart_bars(groups: Mapping[str, Sequence[tuple[int, Bar]]], *, title: str, x_name: str) -> list[Chart]:
-    """Groups of bars, one of each run, of scores up to 100, with whiskers for intervals; [] without any."""
+    """Draw groups of bars for scores up to 100, one bar per run, with confidence intervals; [] if empty."""
     if not any(groups.values()):
         return []
     axes = _make_chart(x_name)
@@ -142,7 +142,7 @@ def chart_bars(groups: Mapping[str, Sequence[tuple[int, Bar]]], *, title: str, x
 
 
 def chart_histograms(samples: Mapping[str, Sequence[float]], *, title: str, x_name: str) -> list[Chart]:
-    """Percent of each sample in bins, of which the first and last have the extremes; [] without values."""
+    """Draw histograms in percent; the first and last bin include more extreme values; [] without values."""
     every = [value for values in samples.values() for value in values]
     if not every:
         return []
@@ -156,7 +156,7 @@ def chart_histograms(samples: Mapping[str, Sequence[float]], *, title: str, x_na
 
 
 def _choose_points(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Evenly spread finite points, the first and the last included."""
+    """Choose evenly spread finite points, including the first and the last point."""
     finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     numbers = np.linspace(0, len(finite) - 1, min(len(finite), _MOST_POINTS)).round().astype(int)
     return [finite[number] for number in numbers]
@@ -173,7 +173,7 @@ def _make_chart(x_name: str) -> Any:
 
 
 def _write_svg(axes: Any) -> str:
-    """Return what an SVG element of a page contains; the style sheet has its colors and its font."""
+    """Return the content of an SVG element; the page's style sheet defines colors and font."""
     import matplotlib
 
     file = io.StringIO()
@@ -190,10 +190,11 @@ def _write_svg(axes: Any) -> str:
 
 
 class AttentionMaps(NamedTuple):
-    """Attention weights, one array [B, H, Q, M] per layer from the first to the last; rows sum to 1.
+    """Attention weights: one array [batch, head, query, key] per layer, in order; rows sum to 1.
 
-    encoder [B, H, S, S], decoder [B, H, T, T], cross [B, H, T, S]. A decoder-only model has only decoder
-    maps, over source and target concatenated: [B, H, S + T, S + T]. A recurrent decoder has no decoder maps.
+    With source length S and target length T, the shapes are encoder [B, H, S, S], decoder [B, H, T, T] and
+    cross [B, H, T, S]. A decoder-only model has only decoder maps [B, H, S + T, S + T] over the concatenated
+    source and target. A recurrent decoder has no decoder maps.
     """
 
     encoder: list[Array]
@@ -202,7 +203,7 @@ class AttentionMaps(NamedTuple):
 
 
 def attention_maps(model: nn.Module, params: Any, batch: Batch) -> AttentionMaps:
-    """The attention weights of each head and layer for a batch, without dropout."""
+    """Return the attention weights of each head and layer for a batch, without dropout."""
     _, variables = model.apply(
         {"params": params}, batch, deterministic=True, method="hidden", mutable=["intermediates"]
     )
@@ -220,7 +221,7 @@ def _weights(stack: dict[str, Any], attention: str) -> list[Array]:
 
 
 class TokenAxis(NamedTuple):
-    """One axis of a matrix of attention weights: its title, and the piece of each token."""
+    """One axis of an attention matrix: its title, and the subword of each token."""
 
     name: str
     pieces: Sequence[str]
@@ -229,9 +230,9 @@ class TokenAxis(NamedTuple):
 def draw_attention(
     layers: Sequence[np.ndarray], *, queries: TokenAxis, memory: TokenAxis, title: str
 ) -> "Figure":
-    """Draw the weights [H, Q, M] of each layer as images, queries down and attended tokens across.
+    """Draw the attention weights [head, query, key] of each layer as images: queries down, keys across.
 
-    A row of images is a layer, a column is a head. White is 0, and the darkest color is 1.
+    Each row of images is a layer, and each column a head. White is 0, and the darkest color is 1.
     """
     rows, columns = len(layers), len(layers[0])
     height, query_step = _divide(len(queries.pieces), rows)
@@ -261,13 +262,13 @@ def draw_attention(
 
 
 def _divide(pieces: int, heads: int) -> tuple[float, int]:
-    """Inches of each of so many heads along an axis; every n-th piece has a label."""
+    """Return the inches per head along an axis, and the number n such that every n-th subword has a label."""
     inches = min(max(pieces * _LABEL_INCHES, _MIN_HEAD_INCHES), _MAX_INCHES / heads)
     return inches, math.ceil(pieces * _LABEL_INCHES / inches)
 
 
 def _choose_fonts(characters: set[str]) -> tuple[list[str], set[str]]:
-    """Font families with glyphs for the characters; also the characters without a glyph."""
+    """Return font families that have glyphs for the characters, and the characters without a glyph."""
     from matplotlib import font_manager
 
     missing, families = characters, []
@@ -286,7 +287,7 @@ def _choose_fonts(characters: set[str]) -> tuple[list[str], set[str]]:
 
 
 def _spell(piece: str, missing: set[str]) -> str:
-    """A label, with characters in `missing` as U+1F415."""
+    """Return the label of a subword, with the characters in `missing` written like U+1F415."""
     return "".join(f"U+{ord(c):04X}" if c in missing else c for c in piece)
 
 

@@ -1,7 +1,8 @@
-"""Scores by direction, with their means, and by length of the source.
+"""Computes scores by direction, with their means, and by source length.
 
-BLEU of different target languages counts different tokens, so that the scores of all sentences together would
-say little: the mean over directions gives each direction the same weight, whatever the sizes of its sets.
+BLEU counts different tokens in each target language, so a score over the sentences of all languages would be
+meaningless. The mean over directions gives each direction the same weight, regardless of its number of
+sentences.
 """
 
 import bisect
@@ -23,7 +24,7 @@ from flaxformer_mt.unicode_text import MARKS, spell
 
 class DirectionScorer:
     def __init__(self, pairs: Pairs, config: TrainConfig) -> None:
-        """Choose the tokenizer of each target language, with a warning for one that is not installed."""
+        """Choose the tokenizer of each target language; warn about a tokenizer that is not installed."""
         # Of each direction: its name, its sentences, and the options of its scores.
         self._parts, start = list[tuple[str, range, dict[str, Any]]](), 0
         for part, languages in zip(pairs.parts, pairs.languages, strict=True):
@@ -37,7 +38,7 @@ class DirectionScorer:
         self.directions = [(options["direction"], rows) for _, rows, options in self._parts]
 
     def score(self, translations: Translations) -> dict[str, float]:
-        """The means of quick metrics and train.best_metric's; of several directions also `bleu_de-en` etc."""
+        """Return mean scores by quick metrics and train.best_metric, and scores by direction (bleu_de-en)."""
         by_direction = {}
         for name, sentences, options in self._parts:
             part = translations.choose(sentences)
@@ -52,7 +53,7 @@ class DirectionScorer:
 
 
 def join_reports(name: str, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the report of several directions: means, sum, and the report of each under `directions`."""
+    """Join the reports of several directions: mean scores, summed counts, and each report in `directions`."""
     first = next(iter(reports.values()))
     metrics = find_metrics(first)
     means = {metric: fmean(report[metric] for report in reports.values()) for metric in metrics}
@@ -71,12 +72,12 @@ def join_reports(name: str, reports: Mapping[str, Mapping[str, Any]]) -> dict[st
 
 
 def find_metrics(report: Mapping[str, Any]) -> list[str]:
-    """The metrics of a report, by their names: those of all evaluations, and those that were asked for."""
+    """Return the names of the metrics in a report: first the standard metrics, then further scorers."""
     return [name for name in (*METRICS, *report.get("scorers", ())) if name in report]
 
 
 def describe_directions(report: Mapping[str, Any]) -> Table:
-    """The scores of each direction, beside the BLEU of compared systems, and their means.
+    """Return a table of the scores of each direction, the BLEU of compared systems, and the means.
 
     direction  sentences   BLEU   chrF    TER  BLEU of runs/a@0
     en-de            500  30.10  52.20  55.00             28.70
@@ -131,7 +132,7 @@ def score_by_length(translations: Translations, *, lowercase: bool, tokenize: st
 
 
 def score_terms(translations: Translations, glossary: Glossary) -> dict[str, Any]:
-    """Count the terms of the sources whose references have the target term, and the share `used` of them."""
+    """Count source terms whose target terms are in the references; `used`: the share also in hypotheses."""
     found = list[bool]()
     texts = (translations.sources, translations.references, translations.hypotheses)
     for source, reference, hypothesis in zip(*texts, strict=True):
@@ -142,14 +143,14 @@ def score_terms(translations: Translations, glossary: Glossary) -> dict[str, Any
 
 
 def _has_term(text: str, term: str) -> bool:
-    """Whether the words of the term are adjacent words of the text, which may have marks around them."""
+    """Return whether a text contains the words of a term in a row; punctuation around words is ignored."""
     words, wanted = spell(text).split(), spell(term).split()
     words = [word.strip(MARKS) or word for word in words]
     return any(words[start : start + len(wanted)] == wanted for start in range(len(words)))
 
 
 def split_by_length(translations: Translations) -> dict[tuple[int, int | None], Translations]:
-    """The sentences of each bucket that has any, by the words of its shortest and longest source."""
+    """Split translations into buckets by source length; keys are the smallest and largest number of words."""
     indices: dict[int, list[int]] = {}
     for index, source in enumerate(translations.sources):
         indices.setdefault(bisect.bisect_left(_LONGEST, _count_words(source)), []).append(index)
@@ -162,12 +163,12 @@ def _count_words(line: str) -> int:
 
 
 def name_bucket(start: int, end: int | None) -> str:
-    """ "6-10", "101 or more"."""
+    """Return the name of a bucket: `6-10`, or `101 or more` for the last one."""
     return f"{start} or more" if end is None else f"{start}-{end}"
 
 
 def describe_by_length(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The scores of each bucket.
+    """Return a table of the scores of each bucket of source lengths.
 
     source words  sentences   BLEU   chrF  words in translation  in reference
             6-10         72  35.10  58.00                   8.2           8.4

@@ -1,4 +1,4 @@
-"""Tables of results, made of the values that a command writes as JSON; here as text, in reports as HTML."""
+"""Tables of results, made from the JSON values of a command and written as text, or in reports as HTML."""
 
 import string
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Table(NamedTuple):
-    """Cells are texts; in reports also runs, or lists of lines. The columns `numbers` are aligned right."""
+    """Cells are texts, or in reports also runs or lists of lines; columns `numbers` are right-aligned."""
 
     heading: Sequence[Any]
     rows: Sequence[Sequence[Any]]
@@ -15,25 +15,25 @@ class Table(NamedTuple):
 
 
 class _Cells(string.Formatter):
-    """Writes nothing for None."""
+    """Formats None as an empty cell."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         return "" if value is None else str(format(value, format_spec))
 
 
 def make_table(columns: Mapping[str, str], records: Iterable[Mapping[str, Any]], caption: str = "") -> Table:
-    """A row for each record: {"share": "{share:.1%}"} with [{"share": 0.25}] has the cell 25.0%."""
+    """Make one row per record: {"share": "{share:.1%}"} with [{"share": 0.25}] gives the cell 25.0%."""
     rows = [[_Cells().vformat(cell, (), record) for cell in columns.values()] for record in records]
     return Table(list(columns), rows, caption)
 
 
 def write_score(score: float, interval: float | None) -> str:
-    """37.10 ± 1.05."""
+    """Format a score with its interval: 37.10 ± 1.05."""
     return f"{score:.2f}" + ("" if interval is None else f" ± {interval:.2f}")
 
 
 def write_text(parts: Iterable["str | Table"], indent: str = "  ") -> str:
-    """Lines, and tables in columns, of which those of numbers are aligned on the right."""
+    """Format lines and tables as text; columns of numbers are right-aligned."""
     return "\n".join(part if isinstance(part, str) else _write_table(part, indent) for part in parts)
 
 

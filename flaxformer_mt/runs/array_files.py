@@ -1,4 +1,4 @@
-"""Tables of arrays as orbax items on disk: written by one process or by all, read into any sharding."""
+"""Stores tables of arrays as orbax items: written by one process or by all, read into any sharding."""
 
 import asyncio
 import concurrent.futures
@@ -32,10 +32,10 @@ _LARGE, _BUFFERS_GB = 1 << 30, 0.128
 
 
 def write_item(folder: Path, leaves: Leaves) -> None:
-    """Write host arrays as the item `folder`; other processes take no part.
+    """Write host arrays as the item `folder`, from this process alone.
 
-    Orbax copies all numpy arrays twice before it writes them; arrays of a device, such as the CPU, it copies
-    a few at a time. Large items are therefore written as arrays of the CPU device.
+    Orbax copies all numpy arrays twice before it writes them, but copies device arrays, even on the CPU
+    device, only a few at a time. Large items are therefore written as arrays of the CPU device.
     """
     sizes = [np.asarray(leaf).nbytes for leaf in leaves.values()]
     options = {}
@@ -47,17 +47,17 @@ def write_item(folder: Path, leaves: Leaves) -> None:
 
 
 def _place_on_cpu(leaf: Any) -> Any:
-    """The array on the CPU device, in place if its memory is aligned; of a type that JAX lacks, as it is."""
+    """Put an array on the CPU device, without a copy if its memory is aligned, unless JAX lacks its type."""
     keeps_type = isinstance(leaf, np.ndarray) and jax.dtypes.canonicalize_dtype(leaf.dtype) == leaf.dtype
     return jax.device_put(leaf, jax.devices("cpu")[0]) if keeps_type else leaf
 
 
 def start_shared_item(folder: Path, leaves: Leaves) -> Callable[[], None]:
-    """Start to write this process's shards of an item; return what waits until they are on disk.
+    """Start to write this process's shards of an item; return a function that waits until they are on disk.
 
-    Returns once the shards are copied to the host, so that their buffers may be donated or overwritten. On
-    accelerators this is the only copy in host memory. Of replicated arrays, each process writes a part.
-    `folder` is empty, and all processes see it.
+    Returns once the shards are copied to the host; their buffers may then be donated or overwritten. On
+    accelerators, this copy is the only one in host memory. Each process writes a part of replicated arrays.
+    `folder` must be empty and visible to all processes.
     """
     import orbax.checkpoint as ocp
     from etils import epath  # the paths of orbax, which brings it along
@@ -93,15 +93,17 @@ def finish_shared_item(folder: Path) -> None:
 
 
 def is_written_by(name: str, process: int) -> bool:
-    """Whether a file of a shared item, by its path in it or above it, is written by this process."""
+    """Return whether the path `name` inside a shared item belongs to a file that `process` writes."""
     return f"ocdbt.process_{process}" in name.split("/")
 
 
 def read_item(folder: Path, specs: Specs, likes: Mapping[str, Any] | None = None) -> Leaves:
-    """Read the arrays `specs` bit for bit (orbax stores no empty ones); other processes take no part.
+    """Read the arrays `specs` bit for bit in this process alone; create empty arrays, which orbax does not
+    store.
 
-    By path, `likes` are targets: an array is placed on the sharding of a jax.Array or ShapeDtypeStruct, or
-    the default device if that is None, and each device reads its shards only. Other targets: numpy arrays.
+    `likes` maps paths to targets. For a jax.Array or ShapeDtypeStruct, the array gets the target's sharding,
+    and each device reads only its shards; without a sharding, it is placed on the default device. For other
+    targets, it is a numpy array.
     """
     import orbax.checkpoint as ocp
 
@@ -131,7 +133,7 @@ def read_item(folder: Path, specs: Specs, likes: Mapping[str, Any] | None = None
 
 
 def _check_stored(checkpointer: Any, folder: Path, specs: Specs) -> None:
-    """Compare what the files claim with the specs, before any array of that size is made."""
+    """Compare the types and shapes in the files with `specs` before any array of that size is allocated."""
     item = checkpointer.metadata(folder).item_metadata  # None: orbax cannot read it
     stored = {
         path: _describe(like.dtype, like.shape, like.storage and like.storage.chunk_shape)
@@ -143,14 +145,14 @@ def _check_stored(checkpointer: Any, folder: Path, specs: Specs) -> None:
 
 
 def _describe(dtype: Any, shape: Sequence[int], blocks: Any) -> str:
-    """The spec of a stored array, with its blocks if they are larger: each takes its size in memory."""
+    """Return the spec of a stored array, with its block size if blocks, which are read whole, are larger."""
     spec = f"{dtype}[{','.join(map(str, shape))}]"
     is_large = any(block > max(1, size) for block, size in zip(blocks or (), shape, strict=False))
     return f"{spec} in blocks of {blocks}" if is_large else spec
 
 
 def _own_copy(leaf: Any) -> Any:
-    """A leaf whose memory nobody else overwrites, in a form in which all processes can write it."""
+    """Return a leaf in memory that nobody else overwrites, in a form that all processes can write."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
         return np.array(leaf, copy=True)  # equal in all processes; the first one writes it
     if not shares_host_memory(leaf):
@@ -163,7 +165,7 @@ def _own_copy(leaf: Any) -> Any:
 
 @contextlib.contextmanager
 def _raise_storage_errors(folder: Path) -> Iterator[None]:
-    """Raise as OSError what the storage library below orbax reports only in the text of its message."""
+    """Raise OSError for errors that orbax's storage library reports only in the text of its message."""
     try:
         yield
     except (ValueError, RuntimeError) as error:
@@ -174,7 +176,7 @@ def _raise_storage_errors(folder: Path) -> Iterator[None]:
 
 
 def _ignore_late_writes() -> None:
-    """Hide the traceback of a write that ends after another one has failed, and orbax has closed its loop."""
+    """Hide the traceback of a write that ends after another one failed and orbax closed its event loop."""
     previous = sys.unraisablehook
     if getattr(previous, "ignores_late_writes", False):
         return
@@ -217,7 +219,7 @@ def _make_shared_handler() -> Any:
 
 
 def read_stored_arrays(folder: Path, specs: Specs) -> dict[str, np.ndarray] | None:
-    """Arrays `specs` of an orbax item, already verified; None if the item has another layout."""
+    """Return the arrays `specs` of a verified orbax item; None if the item has another layout."""
     if any("." in path for path in specs):
         return None
     import tensorstore

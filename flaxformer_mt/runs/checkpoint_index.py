@@ -1,4 +1,4 @@
-"""Index of a run's checkpoints: the steps, the best, the newest, the damaged, and which ones to delete."""
+"""Index of a run's checkpoints: finds the best, the newest and damaged checkpoints, and those to delete."""
 
 import copy
 import json
@@ -24,7 +24,7 @@ _KEYWORDS = ("best", "last", AVERAGE_NAME)
 
 
 class CheckpointIndex:
-    """A stateless view of a run's checkpoints folder: each method reads the disk, where others may write."""
+    """A stateless view of a run's checkpoints; each method reads the disk, to which other jobs may write."""
 
     def __init__(self, run_dir: Path, *, best_metric: str) -> None:
         self.directory = Path(run_dir).absolute() / "checkpoints"
@@ -35,7 +35,7 @@ class CheckpointIndex:
         return self.directory / str(name)
 
     def steps(self) -> list[int]:
-        """Steps of all checkpoints, damaged ones included, ascending; 007 is not a step."""
+        """Steps of all checkpoints, damaged ones included, in ascending order; 007 is not a step."""
         if not self.directory.is_dir():
             return []
         return sorted(int(path.name) for path in self.directory.iterdir() if is_step(path.name))
@@ -44,9 +44,10 @@ class CheckpointIndex:
         return max(self.steps(), default=None)
 
     def best(self) -> int | None:
-        """The step with the best score, see `rank_scores`; None if no checkpoint has a score.
+        """The step with the best score by `rank_scores`; None if no checkpoint has a score.
 
-        The score of a damaged checkpoint is unknown: the best is then what a later checkpoint recorded.
+        If a checkpoint is damaged, its score cannot be read; the best step is then the one that a later
+        checkpoint recorded.
         """
         steps = self.steps()
         damages = {step: damage for step in steps if (damage := self._find_damage(self.folder(step), ()))}
@@ -63,14 +64,15 @@ class CheckpointIndex:
         )
 
     def removable(self, step: int, *, keep_last: int) -> list[int]:
-        """The steps to delete once `step` is written: all up to it but the `keep_last` newest and the best.
+        """The steps to delete after `step` is written: all steps up to it except the `keep_last` newest and
+        the best.
 
         The imported model, from which a run was trained further, is never deleted.
-        An interim checkpoint, saved only because the run was asked to stop, is deleted as soon as a later one
-        exists, and is excluded from the `keep_last` newest. A run that was stopped and resumed therefore
-        keeps (and averages) the same checkpoints as an uninterrupted run. Steps after `step` remain from a
-        run that was later resumed at an earlier step: they are ignored here, and overwritten when training
-        reaches them again.
+        An interim checkpoint, saved only because the run was asked to stop, is deleted as soon as a later
+        checkpoint exists, and does not count among the `keep_last` newest. A run that was stopped and resumed
+        therefore keeps (and averages) the same checkpoints as an uninterrupted run. Checkpoints after `step`
+        remain if a run was resumed at an earlier step; they are ignored here, and overwritten when training
+        reaches their steps again.
         """
         steps = [other for other in self.steps() if IMPORTED_STEP < other <= step]
         interim = {other for other in steps if self._read_undamaged(other).get("interim") is True}
@@ -98,7 +100,7 @@ class CheckpointIndex:
         return self.folder(name)
 
     def describe(self) -> str:
-        """`RUN/checkpoints has 500, 1000, average (best: 500)`."""
+        """Return a message such as `RUN/checkpoints has 500, 1000, average (best: 500)`."""
         names = list(map(str, self.steps()))
         if self.folder(AVERAGE_NAME).is_dir():
             names.append(AVERAGE_NAME)
@@ -119,7 +121,7 @@ class CheckpointIndex:
         )
 
     def find_newest_undamaged(self) -> tuple[int | None, str]:
-        """The newest undamaged step (None: no checkpoint), and a warning if newer ones are damaged, or ""."""
+        """Return the newest undamaged step, or None, and a warning about newer damaged ones, or ""."""
         damages: list[str] = []
         for step in reversed(self.steps()):
             damage = self._find_damage(self.folder(step))
@@ -143,7 +145,7 @@ class CheckpointIndex:
         return max(known, key=lambda step: (known[step], -step), default=None)
 
     def _find_damage(self, folder: Path, parts: Iterable[str] | None = None) -> str:
-        """Damage to the progress and `parts` (None: all files), or ""; another step counts as damage."""
+        """Describe damage to the progress, the step or `parts` (None: all files); "" if there is none."""
         wanted = None if parts is None else {_OLD_PROGRESS, *parts}
         damage = atomic_folder.find_damage(
             folder, lambda file: wanted is None or file.split("/")[0] in wanted
@@ -169,7 +171,7 @@ class CheckpointIndex:
 
 
 def _find_wrong_facts(folder: Path) -> str:
-    """What a manifest says in another form than ours, although its digest is right; "" if nothing."""
+    """Return what is malformed in a manifest whose digest is right; "" if nothing is."""
     try:
         for specs in atomic_folder.read_metadata(folder)["trees"].values():
             for spec in set(specs.values()):
@@ -181,10 +183,10 @@ def _find_wrong_facts(folder: Path) -> str:
 
 
 def rank_scores(metrics: dict[str, Any], best_metric: str) -> tuple[float, float] | None:
-    """Return what is largest for the best checkpoint; None: there is no score.
+    """Return a sort key, largest for the best checkpoint, or None if `metrics` has no score.
 
-    Of scores from 0 to 100 that are equal with two digits, as they are shown, the lower loss decides: BLEU
-    may stay at 0.00 while the model learns.
+    If two scores on a scale of 0 to 100 are equal when rounded to two decimals, as they are displayed, the
+    lower loss wins: BLEU may stay at 0.00 while the model learns.
     """
     score, loss = (
         value if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None
@@ -203,7 +205,7 @@ def _name_undamaged(step: int | None) -> str:
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
-    """Training progress that the checkpoint in `folder` stores, which the caller may change."""
+    """Return a copy of the training progress that the checkpoint in `folder` stores."""
     metadata = atomic_folder.read_metadata(folder)
     if "progress" in metadata:
         return copy.deepcopy(metadata["progress"])

@@ -49,7 +49,7 @@ from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 
 
 def write_checkpoint(final: Path, trees: dict[str, Leaves], progress: dict[str, Any]) -> None:
-    """Write host arrays as the checkpoint `final`, which appears when it is complete."""
+    """Write host arrays as the checkpoint `final`, which becomes visible when it is complete."""
     folder = atomic_folder.begin_folder(final)
     try:
         for name, leaves in trees.items():
@@ -65,7 +65,7 @@ def write_checkpoint(final: Path, trees: dict[str, Leaves], progress: dict[str, 
 
 @contextlib.contextmanager
 def explain_failed_write(describe: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Turn the error of a disk that is full, out of inodes or read-only into a UserError."""
+    """Turn errors of full or read-only disks, or disks without free inodes, into UserError."""
     try:
         yield
     except OSError as error:
@@ -75,7 +75,7 @@ def explain_failed_write(describe: Callable[[], str] = lambda: "") -> Iterator[N
 
 
 def without_empty(leaves: Leaves) -> Leaves:
-    """Orbax stores neither empty arrays nor empty trees; the manifest describes them completely."""
+    """Remove empty arrays, which orbax does not store; the manifest describes them completely."""
     return {path: leaf for path, leaf in leaves.items() if np.size(leaf)}
 
 
@@ -85,7 +85,8 @@ class SharedSave:
     ) -> None:
         """Copy this process's shards to the host and start to write them; all processes call it together.
 
-        Process 0 makes a hidden folder, with an empty folder for each item, on a file system that all share.
+        On a file system that all processes share, process 0 makes a hidden folder with an empty folder for
+        each item.
         """
         filled = {name: stored for name, leaves in trees.items() if (stored := without_empty(leaves))}
         specs = {name: make_specs(leaves) for name, leaves in trees.items()}
@@ -114,7 +115,7 @@ class SharedSave:
             self._error = error
 
     def complete(self) -> None:
-        """Wait until the checkpoint is published; a thread of each process calls it."""
+        """Wait until the checkpoint is visible; a thread of each process calls this method."""
         problem = let_first_conclude("save", json.dumps(self._finish_own_shards()), self._conclude)
         if self._error is not None and not isinstance(self._error, OSError):
             raise self._error
@@ -169,16 +170,15 @@ _USE_ITS_CONFIG = "use the config that it was trained with, or another run direc
 class Checkpoints(CheckpointIndex):
     """Reads and writes the checkpoints of one run.
 
-    `save` returns once the arrays are on the host, and a thread writes them; the next `save`, `wait`, and
-    what reads a checkpoint wait for that thread and re-raise its exception. Only one job may write to a run
-    at a time; others may read meanwhile.
-    With several JAX processes, all of them call `save`, `average` and `wait`. Each writes its own shards to a
-    shared folder; the first one makes the checkpoint visible once all have written. If one of them fails to
-    write, all raise an exception.
+    `save` returns once the arrays are on the host, and a thread writes them. The next call of `save`, `wait`
+    or a method that reads a checkpoint waits for that thread and re-raises its exception. Only one job may
+    write to a run at a time; other jobs may read meanwhile. With several JAX processes, all of them call
+    `save`, `average` and `wait`. Each process writes its own shards to a shared folder; the first process
+    makes the checkpoint visible once all have written. If a process fails to write, all raise an exception.
     """
 
     def __init__(self, run_dir: Path, *, keep_last: int = 5, best_metric: str = "bleu") -> None:
-        """`keep_last` newest checkpoints are kept, besides the best and an imported model.
+        """Keep the `keep_last` newest checkpoints, and also the best one and an imported model.
 
         `best_metric` is the entry of `progress["metrics"]` that decides which checkpoint is the best; higher
         is better, except for loss.
@@ -196,8 +196,8 @@ class Checkpoints(CheckpointIndex):
     def save(self, step: int, trees: dict[str, PyTree], progress: dict[str, Any]) -> None:
         """Save or replace checkpoint `step`, then delete the checkpoints that are no longer kept.
 
-        Leaves of trees are arrays of any sharding, or numbers. Their buffers may be donated or overwritten as
-        soon as this method returns. `progress` are JSON values, which `restore` returns.
+        The leaves of `trees` are arrays of any sharding, or numbers. Their buffers may be donated or
+        overwritten as soon as this method returns. `progress` has JSON values, which `restore` returns.
         """
         self.finish_writing()
         progress = json.loads(json.dumps(progress))  # as it is now, and as it is read
@@ -208,7 +208,7 @@ class Checkpoints(CheckpointIndex):
         self._writer.start()
 
     def record_metrics(self, step: int, metrics: dict[str, float]) -> None:
-        """Store the scores of a checkpoint that was saved without them; its arrays stay as they are."""
+        """Add scores to a checkpoint that was saved without them; its arrays do not change."""
         self.finish_writing()
         if is_first():
             folder = self.folder(step)
@@ -218,7 +218,7 @@ class Checkpoints(CheckpointIndex):
                 atomic_folder.replace_metadata(folder, {**metadata, "progress": progress})
 
     def wait(self) -> None:
-        """Wait until the last `save` is on disk; with several processes, on all of them."""
+        """Wait until the last `save` of all processes is on disk."""
         self.finish_writing()
         wait_for_all("checkpoint")
         remote_runs.refresh(self.directory)  # what another process has written
@@ -228,8 +228,8 @@ class Checkpoints(CheckpointIndex):
     ) -> tuple[dict[str, PyTree], dict[str, Any]]:
         """Read trees bit for bit with the shardings of `targets`; return the trees and the progress.
 
-        Targets are trees of jax.ShapeDtypeStruct or arrays. Leaves without a sharding are placed on the
-        default device; numpy leaves stay on the host. Other stored trees are skipped.
+        `targets` are trees of jax.ShapeDtypeStruct or arrays. Leaves without a sharding are placed on the
+        default device; numpy leaves stay on the host. Stored trees that are not in `targets` are skipped.
         """
         folder = self.resolve(which)
         wanted = {name: make_specs(flatten_tree(target)) for name, target in targets.items()}
@@ -246,7 +246,7 @@ class Checkpoints(CheckpointIndex):
         return atomic_folder.read_metadata(folder)["trees"]
 
     def describe_params(self, which: int | str) -> dict[str, jax.ShapeDtypeStruct]:
-        """Types and shapes of what `restore_params` reads, by path, before factors are merged."""
+        """Return types and shapes of what `restore_params` reads, before it merges LoRA factors."""
         trees = self.read_specs(which)
         stored = next((trees[name] for name in _INFERENCE_TREES if trees.get(name)), {})
         return {path: make_like(spec) for path, spec in stored.items()}
@@ -260,8 +260,9 @@ class Checkpoints(CheckpointIndex):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read the parameters for evaluation and translation, and the progress.
 
-        They are the moving average if the checkpoint has one, with optim.lora's factors merged, regardless of
-        the devices that they were saved from: nested dicts of arrays. `sharding_of` maps path and shape.
+        The parameters are nested dicts of arrays: the moving average if the checkpoint has one, with LoRA
+        factors merged. They may have been saved from other devices. `sharding_of` returns the sharding for a
+        path and a shape.
         """
         folder = self.resolve(which)
         name, specs = self._inference_tree(folder)
@@ -282,10 +283,10 @@ class Checkpoints(CheckpointIndex):
     def average(self, last: int, *, allow_nonfinite: bool = False) -> Path:
         """Write the mean of the inference parameters of the `last` newest checkpoints as `average`.
 
-        Step 0, the model that an imported run or one with --init starts from, does not count. Sums in float64
-        and casts back to the dtype of the parameters; leaves that are not floating-point are taken from the
-        newest checkpoint. The progress of `average` is {"step": newest, "averaged_steps": [...],
-        "averaged_tree": "params" or "ema_params"}.
+        Step 0, the initial model of an imported run or a run with --init, is not included. The mean is
+        computed in float64 and cast back to the dtype of the parameters; leaves that are not floating-point
+        are taken from the newest checkpoint. The progress of `average` is {"step": newest, "averaged_steps":
+        [...], "averaged_tree": "params" or "ema_params"}.
         """
         self.finish_writing()
         steps = [step for step in self.steps() if step > IMPORTED_STEP]
@@ -311,8 +312,9 @@ class Checkpoints(CheckpointIndex):
     def newest_undamaged(self) -> int | None:
         """The newest undamaged step, from which training resumes; None if there is no checkpoint.
 
-        First removes what a killed process left behind, checkpoints that it would have deleted included, so
-        only the training process may call it. Sets `warning` to the names of newer, damaged checkpoints.
+        First removes what a killed process left behind, including checkpoints that it would have deleted;
+        only the training process may therefore call this method. Sets `warning` to the names of newer,
+        damaged checkpoints.
         """
         self.finish_writing()
         self.sweep()
@@ -326,7 +328,7 @@ class Checkpoints(CheckpointIndex):
         return super().resolve(which)
 
     def finish_writing(self) -> None:
-        """Wait until the last `save` of this process is on disk, whatever the other processes do."""
+        """Wait until the last `save` of this process is on disk, regardless of other processes."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
@@ -356,7 +358,7 @@ class Checkpoints(CheckpointIndex):
     def _start_shared_save(
         self, step: int, trees: dict[str, Leaves], progress: dict[str, Any]
     ) -> Callable[[], None]:
-        """Start to write the shards of this process; return the function that waits for the checkpoint."""
+        """Start to write this process's shards; return a function that waits for the checkpoint."""
         shared = SharedSave(self, step, trees, progress)
 
         def write() -> None:
@@ -369,12 +371,12 @@ class Checkpoints(CheckpointIndex):
         return write
 
     def prune(self, step: int) -> None:
-        """Remove the checkpoints that are no longer kept once that of `step` is published."""
+        """Delete the checkpoints that are no longer kept once checkpoint `step` is visible."""
         for other in self.removable(step, keep_last=self._keep_last):
             atomic_folder.remove_folder(self.folder(other))
 
     def sweep(self) -> None:
-        """Remove what a killed process has left, before the first save: readers must not."""
+        """Delete what a killed process left behind, before the first save; readers must not call this."""
         if not self._swept and is_first():
             atomic_folder.sweep_folders(self.directory)
         self._swept = True

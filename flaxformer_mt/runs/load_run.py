@@ -1,6 +1,6 @@
-"""Trained models: the config, the vocabularies and the parameters of one checkpoint of a run directory.
+"""Loads trained models from run directories: config, vocabularies and the parameters of one checkpoint.
 
-The parameters always have one subtree per layer, also if they were trained with model.scan_layers.
+The parameters always have one subtree per layer, even after training with model.scan_layers.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ class TrainedModel:
     letter_cases: dict[str, float] | None = None
 
     def make_model(self, **changes: Any) -> "Model":
-        """`changes` replace fields of the network's config, such as dtype."""
+        """Build the network; `changes` replace fields of its config, such as dtype."""
         from flaxformer_mt.model import make_model
 
         config = dataclasses.replace(self.config.model, **changes)
@@ -70,7 +70,7 @@ class TrainedModel:
         )
 
     def find_shapes(self) -> dict[str, list[int]]:
-        """Path and shape of each parameter of the network; traces it once on this machine."""
+        """Return the shape of each parameter by path; the result of tracing the network is cached on disk."""
 
         def trace() -> dict[str, list[int]]:
             from flaxformer_mt.model import init_params
@@ -94,9 +94,10 @@ def load_trained(
 ) -> TrainedModel:
     """Load a trained model; several processes call it together, and the first one chooses the checkpoint.
 
-    `checkpoint`: see `choose_checkpoint`. `dtype` of activations and products: None is that of the run's
-    config, or float32 on a CPU without instructions for bfloat16. `may_split`: whether to split parameters
-    that are too large for one device over all devices. `alone`: whether this process calls it by itself.
+    `checkpoint`: see `choose_checkpoint`. `dtype`: data type of activations and matrix products; None means
+    the run's config, but float32 on a CPU without bfloat16 instructions. `may_split`: whether to split
+    parameters that are too large for one device over all devices. `alone`: whether only this process calls
+    the function.
     """
     run_dir = remote_runs.open_copy(run_dir)
     config = read_config(run_dir / "config.json")
@@ -137,7 +138,7 @@ def _call(work: Callable[[], Any], *, what: str = "") -> Any:
 
 
 def choose_checkpoint(run_dir: Path, config: Config, checkpoint: str | None, warn: Warn) -> tuple[str, str]:
-    """Return the checkpoint that is asked for, and the name of its folder.
+    """Return the name of the selected checkpoint and the name of its folder.
 
     `checkpoint` is best, last, average or a step; None: train.final_checkpoint or, if that is absent
     (training is still running, or was interrupted), best or last, with a warning.
@@ -151,7 +152,7 @@ def choose_checkpoint(run_dir: Path, config: Config, checkpoint: str | None, war
 
 
 def _find_differences(trained: TrainedModel, stored: Mapping[str, jax.ShapeDtypeStruct]) -> list[str]:
-    """Compare stored parameters with a network, whose layers are counted before it is traced."""
+    """List differences between stored parameters and the network, whose layers are counted before tracing."""
     model = trained.config.model
     encoder_layers = 0 if model.architecture == "decoder_only" else model.num_encoder_layers
     problems = [
@@ -174,7 +175,7 @@ def _count_layers(stored: Mapping[str, jax.ShapeDtypeStruct], stack: str) -> int
 
 
 def describe_start(best: int | None, newest: int | None, run_dir: Path) -> str:
-    """Return a warning if the best checkpoint of a trained run is the model that it started from; else ""."""
+    """Return a warning if the best checkpoint of a trained run is its initial model, else ""."""
     if best != IMPORTED_STEP or not newest:
         return ""
     return (
@@ -184,7 +185,7 @@ def describe_start(best: int | None, newest: int | None, run_dir: Path) -> str:
 
 
 def name_checkpoint(checkpoint: str, step: int | None) -> str:
-    """Return the name of a checkpoint with the step that it stands for: `best (step 250)`."""
+    """Return the name of a checkpoint with its step: `best (step 250)`."""
     return checkpoint if step is None or checkpoint == str(step) else f"{checkpoint} (step {step:,})"
 
 
@@ -194,7 +195,7 @@ def load_named(name: str, **options: Any) -> TrainedModel:
 
 
 def check_same_vocabularies(vocabs: Vocabs, members: Sequence[TrainedModel]) -> None:
-    """Raise UserError if a model of an ensemble has other vocabularies than the first one, `vocabs`."""
+    """Raise UserError unless all models of an ensemble have the vocabularies `vocabs` of the first one."""
     for number, member in enumerate(members, start=2):
         for side in ("source", "target"):
             first, other = getattr(vocabs, side), getattr(member.vocabs, side)
@@ -206,7 +207,7 @@ def check_same_vocabularies(vocabs: Vocabs, members: Sequence[TrainedModel]) -> 
 
 
 def compare_shapes(expected: Mapping[str, Sequence[int]], params: Any) -> list[str]:
-    """A line for each parameter that is absent, superfluous, or has another shape than expected."""
+    """Return one line for each parameter that is missing, unexpected or of the wrong shape."""
     ours = {path: tuple(shape) for path, shape in expected.items()}
     theirs = {path: tuple(shape) for path, shape in _find_shapes(params).items()}
     return [

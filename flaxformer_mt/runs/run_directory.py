@@ -1,4 +1,4 @@
-"""The run directory: the files of one experiment, and whether a command may resume it with a given config.
+"""The run directory with the files of one experiment, and checks whether a config may resume it.
 
 RUN/ config.json · vocab/ · checkpoints/STEP/ · metrics.jsonl · tensorboard/ · translations/ · report.json
      target_lengths.json · history.jsonl if the config has changed · profile/ if a profile was requested
@@ -44,9 +44,9 @@ _EXTENDABLE_SCHEDULES = ("noam", "inverse_sqrt", "constant")
 
 
 def check_run(run_dir: Path, config: Config) -> None:
-    """Raise UserError with each field that differs if the run was trained with another config, or has none.
+    """Raise UserError if a trained run has no config or another config; the message lists differing fields.
 
-    A run without updates takes any config. Writes nothing; the run directory may be absent.
+    An untrained run accepts any config. The function writes nothing, and the run directory may be absent.
     """
     path = local_path(run_dir) / "config.json"
     if run_dir.exists() and not run_dir.is_dir():
@@ -110,7 +110,7 @@ def _describe_remedies(run_dir: Path, differences: list[str], new: Config) -> st
 
 
 def _write_flag(name: str, value: Any) -> str:
-    """`--config.data.weights=1.0,2.5`."""
+    """Format a field as a flag, such as `--config.data.weights=1.0,2.5`."""
     items = value if isinstance(value, tuple) else (value,)
     if name == "data.stages" and items:
         return f"--config.{name}=FILE.yaml"
@@ -120,8 +120,8 @@ def _write_flag(name: str, value: Any) -> str:
 def open_run(run_dir: Path, config: Config) -> None:
     """Check the run as `check_run` does, create its directory, and write the config into it.
 
-    A changed config is recorded in history.jsonl; if the run has been trained, a warning says what changes.
-    Call it after the data has been read, so that a run whose data are invalid leaves no directory behind.
+    A changed config is recorded in history.jsonl; if the run has been trained, a warning lists the changes.
+    Call this function after reading the data, so that invalid data leave no run directory behind.
     """
     check_run(run_dir, config)
     path = run_dir / "config.json"
@@ -138,7 +138,7 @@ def open_run(run_dir: Path, config: Config) -> None:
 
 
 def forget_preparation(run_dir: Path, config: Config) -> None:
-    """Delete the vocabulary of a run without updates if it was made from other data, or in another way."""
+    """Delete the vocabulary of an untrained run if its data or vocabulary settings have changed."""
     path = run_dir / "config.json"
     if _newest_step(run_dir) is None and path.exists():
         old = read_config(path)
@@ -147,7 +147,7 @@ def forget_preparation(run_dir: Path, config: Config) -> None:
 
 
 def _record_change(run_dir: Path, old: Config, new: Config) -> None:
-    """Append a change of the config to history.jsonl, and warn of what changes the results."""
+    """Append a change of the config to history.jsonl, and warn of changes that affect results."""
     step, before, after = _newest_step(run_dir) or 0, flatten(old), flatten(new)
     changed = {name: [before[name], after[name]] for name in after if before[name] != after[name]}
     record = {"time": time.time(), "step": step, "changed": changed}
@@ -164,19 +164,19 @@ def _record_change(run_dir: Path, old: Config, new: Config) -> None:
 
 
 def _newest_step(run_dir: Path) -> int | None:
-    """Damaged checkpoints included."""
+    """Return the newest step of all checkpoints, including damaged ones."""
     checkpoints = run_dir / "checkpoints"
     names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
     return max((int(name) for name in names if is_step(name)), default=None)
 
 
 def is_step(name: str) -> bool:
-    """In digits and without leading zeros."""
+    """Return whether a name is a step: digits without leading zeros."""
     return name.isascii() and name.isdigit() and len(name) <= STEP_DIGITS and name == str(int(name))
 
 
 def sweep_run(run_dir: Path) -> None:
-    """Remove the temporary files that killed processes left in a run; only its training may call this."""
+    """Delete temporary files that killed processes left in a run; only its training process may call this."""
     for path in [*run_dir.glob(".*.*"), *run_dir.glob("vocab/.*.*")]:
         path.unlink(missing_ok=True)
 
@@ -189,9 +189,9 @@ def _may_differ(line: str, new: Config, newest_step: int | None) -> bool:
 
 
 def read_final_report(run_dir: Path, config: Config) -> dict[str, Any] | None:
-    """Read the report of a run that has nothing left to train under this config; None if there is something.
+    """Read the final report of a run; None if this config requires more training.
 
-    A run that stopped early goes on if the config has more patience than the run had, or stops no more.
+    A run that stopped early continues if the config has more patience than before, or no early stopping.
     """
     report = read_report(run_dir)
     if report is None or report["step"] >= config.train.steps or report.get("stages_ended"):
@@ -249,7 +249,7 @@ _NAME = ".lock"
 
 @contextlib.contextmanager
 def lock_run(run_dir: Path) -> Iterator[None]:
-    """Hold the lock of a run; create the run directory if absent, and remove it again if it stays empty."""
+    """Hold the lock of a run; create the run directory if absent, and delete it if it is empty at the end."""
     absent = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -308,14 +308,14 @@ def seal_vocabs(folder: Path) -> None:
 
 
 def _is_vocabulary(name: str) -> bool:
-    """Another process may be writing the same under hidden names."""
+    """Return whether a file belongs to a vocabulary; hidden files are temporary files of other processes."""
     path = PurePath(name)
     pretrained = name == METADATA_NAME or path.parent.name == FILES_NAME
     return (pretrained or name.endswith(".model")) and not path.name.startswith(".")
 
 
 def has_vocabs(run_dir: Path) -> bool:
-    """Before the first update, a kill or a full disk may have left one of two models: they are made again."""
+    """Return whether a run has vocabularies; before the first step, an incomplete set counts as none."""
     folder = run_dir / "vocab"
     if _newest_step(run_dir) is None and not (folder / atomic_folder.MANIFEST_NAME).exists():
         return holds_vocabs(folder)

@@ -1,4 +1,4 @@
-"""Lengths of translations that are learned from the training set: RUN/target_lengths.json."""
+"""Expected lengths of translations, learned from the training set and stored in RUN/target_lengths.json."""
 
 import json
 import math
@@ -17,7 +17,7 @@ FILE_NAME = "target_lengths.json"
 # Share of the training pairs whose targets are not longer than the line says.
 _SHARE = 0.999
 
-# Fewer pairs do not tell the length that one of a thousand exceeds.
+# With fewer pairs, the 99.9th percentile cannot be estimated.
 _MIN_PAIRS = 1000
 
 # The line is fitted to no more pairs than this, evenly spread over the training set.
@@ -34,17 +34,17 @@ _QUANTILES = {"median": 0.5, "99%": 0.99, "99.9%": 0.999, "longest": 1.0}
 
 
 class TargetLengths(NamedTuple):
-    """The length that few translations exceed: int(ratio * source length + offset); lengths include eos."""
+    """A length that few translations exceed: int(ratio * source length + offset); lengths include eos."""
 
     ratio: float
     offset: float
 
 
 def fit_target_lengths(source_lengths: np.ndarray, target_lengths: np.ndarray) -> TargetLengths | None:
-    """Fit the line with 99.9% of the pairs [N] below it that is lowest on average; None for few pairs.
+    """Fit the line above 99.9% of the pairs [N] that is lowest on average; None for fewer than 1,000 pairs.
 
-    The slope is at least the mean ratio of the lengths, so that the line holds for sources that are longer
-    than those of the training set.
+    The slope is at least the mean ratio of the lengths, so that the line extends to sources longer than those
+    in the training set.
     """
     sources, targets = _thin_out(source_lengths), _thin_out(target_lengths)
     if len(source_lengths) < _MIN_PAIRS or not sources.all():
@@ -81,7 +81,7 @@ def describe_target_lengths(source_lengths: np.ndarray, target_lengths: np.ndarr
 
 
 def write_target_lengths(run_dir: Path, described: dict[str, Any] | None) -> None:
-    """Write what `describe_target_lengths` returned atomically; None removes the file."""
+    """Write the result of `describe_target_lengths` atomically; None deletes the file."""
     path = run_dir / FILE_NAME
     if described is None:
         path.unlink(missing_ok=True)
@@ -95,8 +95,8 @@ def write_target_lengths(run_dir: Path, described: dict[str, Any] | None) -> Non
 def read_target_lengths(
     run_dir: Path,
 ) -> tuple[TargetLengths | None, float | None, dict[str, float] | None]:
-    """The line of a run, the share of training lines with several sentences, and those in each letter case
-    (of `CASES`); None: unknown.
+    """Read the line of a run, the share of training lines with several sentences, and the shares by letter
+    case (`CASES`); None: unknown.
     """
     path = run_dir / FILE_NAME
     try:

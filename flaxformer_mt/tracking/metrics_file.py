@@ -1,4 +1,4 @@
-"""RUN/metrics.jsonl, a line for each split that is logged: appending, reading and rewinding it.
+"""Appends to, reads and rewinds RUN/metrics.jsonl, which has one line for each logged split.
 
 {"step": 1200, "time": 1763712000.0, "split": "train", "loss": 3.412, ...}
 """
@@ -25,7 +25,7 @@ def append_metrics(file: TextIO, record: Mapping[str, Any]) -> None:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Read the records of RUN/metrics.jsonl in order; an incomplete last line is left out."""
+    """Read the records of RUN/metrics.jsonl in order, without an incomplete last line."""
     path = Path(run_dir) / METRICS_NAME
     if not path.is_file():
         raise UserError(f"{path} does not exist; train in {run_dir} first, or name another run directory")
@@ -63,7 +63,7 @@ def _is_plain(value: Any) -> bool:
 def rewind_metrics(path: Path, start_step: int) -> int:
     """Keep only complete lines of steps up to `start_step` (none for 0); return the number of damaged lines.
 
-    The last line is not counted: a process that is killed while writing leaves it incomplete.
+    An incomplete last line, which a process killed while writing leaves, does not count as damaged.
     """
     if not path.exists():
         return 0

@@ -1,4 +1,4 @@
-"""Records a run with MLflow, whose settings apply: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME and others."""
+"""Records a run with MLflow, configured by MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME and others."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ class Run(Service):
         mlflow.log_metrics({name.replace("+", "p"): value for name, value in values.items()}, step=step)
 
     def log_config(self, fields: Mapping[str, Any]) -> None:
-        """As parameters, which MLflow fixes at the begin, and as a file."""
+        """Log the config as parameters, which MLflow does not allow to change later, and as a file."""
         mlflow.log_dict(dict(fields), "config.json")
         rows = list(fields.items())
         for first in range(0, len(rows) if self._is_new else 0, _AT_ONCE):

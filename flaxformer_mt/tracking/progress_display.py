@@ -1,4 +1,4 @@
-"""Progress as a human sees it, by rich: lines that are updated in place on a terminal, and messages."""
+"""Displays progress with rich: a line that is updated in place on a terminal, and messages above it."""
 
 import contextlib
 import itertools
@@ -59,7 +59,7 @@ class Sample(NamedTuple):
 
 @contextlib.contextmanager
 def announce_if_slow(text: str, say: Callable[[str], object] = _log) -> Iterator[None]:
-    """Call `say` with `text` if what the context does takes longer than two seconds."""
+    """Call `say` with `text` if the body of the context takes longer than two seconds."""
     timer = threading.Timer(_SLOW, say, [text])
     timer.daemon = True
     timer.start()
@@ -72,7 +72,7 @@ def announce_if_slow(text: str, say: Callable[[str], object] = _log) -> Iterator
 def format_train_line(
     step: int, total_steps: int, values: Mapping[str, Any], seconds_left: float, *, width: int | None = None
 ) -> str:
-    """`step  1200/5000 | loss 3.412 | lr 8.9e-04 | ... | 12:31 left`; some values give way to `width`."""
+    """Format `step 1200/5000 | loss 3.412 | ... | 12:31 left`, with fewer values if `width` is small."""
     left = [f"{format_duration(seconds_left)} left"] if math.isfinite(seconds_left) else []
     for omitted in range(len(_OMITTED) + 1):
         shown = {name: value for name, value in values.items() if name not in _OMITTED[:omitted]}
@@ -83,7 +83,7 @@ def format_train_line(
 
 
 def format_duration(seconds: float) -> str:
-    """`0:07`, `12:31` (minutes and seconds), `3 h 05 min` or `2 d 03 h`."""
+    """Format seconds as `0:07`, `12:31` (minutes and seconds), `3 h 05 min` or `2 d 03 h`."""
     seconds = round(seconds)
     if seconds < 3600:
         return f"{seconds // 60}:{seconds % 60:02}"
@@ -93,7 +93,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_values(values: Mapping[str, Any]) -> list[str]:
-    """The values that a line shows, formatted: in their order, further scores, BLEU of each direction."""
+    """Format the values of a progress line: the usual values in order, further scores, BLEU per direction."""
     directions = [name for name in values if name.startswith("bleu_")]
     of_directions = ("seconds", *(name.removeprefix("bleu") for name in directions))
     further = [name for name in values if name not in _SHOWN and not name.endswith(of_directions)]
@@ -110,21 +110,21 @@ def format_values(values: Mapping[str, Any]) -> list[str]:
 
 
 class Display:
-    """Where progress is shown. This one shows nothing, for calls from a library and all processes but one.
+    """Base class of displays, which shows nothing: for library calls and all processes but the first.
 
-    silent_seconds: those without a line after which the number of the step is shown.
+    silent_seconds: number of seconds without output after which the step number is shown.
     """
 
     silent_seconds = math.inf
 
     def width(self) -> int | None:
-        """Columns for a line that is updated in place; None where every line stays."""
+        """Columns of the line that is updated in place; None if every line stays."""
         return None
 
     def show(self, line: str, done: int) -> None: ...
 
     def say(self, text: str, *, cut: bool = False) -> None:
-        """Show a message above the progress line; `cut` limits it to one line of a terminal."""
+        """Show a message above the progress line; `cut` truncates it to one terminal line."""
 
     def busy(self, text: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -133,7 +133,7 @@ class Display:
 
 
 class _PlainDisplay(Display):
-    """Prints every line, for files and pipes."""
+    """Prints every line; used for files and pipes."""
 
     silent_seconds = _SILENT_PLAIN
 
@@ -152,7 +152,7 @@ class _PlainDisplay(Display):
 
 
 class _LiveDisplay(Display):
-    """A bar and a line that are updated in place, and messages above them, for terminals."""
+    """Shows a bar and a line that are updated in place, and messages above them; used for terminals."""
 
     silent_seconds = _SILENT_LIVE
 
@@ -180,7 +180,7 @@ class _LiveDisplay(Display):
         self._progress.refresh()
 
     def width(self) -> int | None:
-        """Beside the bar and the space that follows it."""
+        """Columns of the line next to the bar, without the bar and the space after the bar."""
         return self._progress.console.width - _BAR - 1
 
     def show(self, line: str, done: int) -> None:
@@ -223,9 +223,9 @@ def make_display(
     transient: bool = False,
     bar: bool = True,
 ) -> Display:
-    """Silent for None; on a terminal with cursor movements a bar, perhaps, and a line; else lines that stay.
+    """Return a silent display for None, a live one for a terminal that can move the cursor, else a plain one.
 
-    A transient bar disappears at the end, and moves in the meantime.
+    A `transient` live display refreshes its bar by itself, and disappears at the end.
     """
     if stream is None:
         return Display()
@@ -242,17 +242,19 @@ _EVERY_PLAIN, _EVERY_LIVE = 5.0, 0.5
 
 
 class WorkProgress:
-    """Shows on `stream` which part of the work is being done, and how far it is; on None nothing."""
+    """Shows on `stream` the current part of the work and its progress; shows nothing if `stream` is None."""
 
     def __init__(self, stream: TextIO | None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
 
     @contextlib.contextmanager
     def part(self, name: str, *, total: int | None = None, unit: str = "pairs") -> Iterator[Count]:
-        """Show one part, as "tokenizing", while the context lasts, and yield what counts its items.
+        """Show one part of the work, such as "tokenizing", in a context; yield the function that counts its
+        items.
 
-        The first call of what it yields counts the items that an earlier process has done; 0: none. Every few
-        seconds `4,000/10,000 pairs | 200 pairs/s | 0:30 left` is shown; without a total nothing is counted.
+        The first call of the function gives the number of items that an earlier process has finished, or 0.
+        Every few seconds, a line such as `4,000/10,000 pairs | 200 pairs/s | 0:30 left` is shown; without a
+        total, items are not counted.
         """
         display = make_display(self._stream, name, total=total, transient=True)
         is_live = display.width() is not None

@@ -17,7 +17,7 @@ _SCALAR = (bool, int, float, str)
 
 class Run(Service):
     def __init__(self, run_dir: Path, start_step: int) -> None:
-        """Open a file that replaces what was recorded after `start_step`."""
+        """Open an event file that overrides records of steps after `start_step`."""
         self._start_step = start_step
         self._end_of_session: Any = None
         # the suffix prevents a run that is resumed within a second from overwriting its earlier file
@@ -32,7 +32,7 @@ class Run(Service):
             self._board.add_scalar(name, value, step)
 
     def log_config(self, fields: Mapping[str, Any]) -> None:
-        """As a text and as hyperparameters."""
+        """Log the config as text and as hyperparameters."""
         plain = {
             name: value if isinstance(value, _SCALAR) else _spell(value) for name, value in fields.items()
         }

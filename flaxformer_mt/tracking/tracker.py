@@ -1,4 +1,4 @@
-"""Training metrics: metrics.jsonl for programs, other trackers, and progress lines for the user.
+"""Records training metrics in metrics.jsonl and other trackers, and shows progress lines to the user.
 
 RUN/metrics.jsonl {"step": 1200, "time": 1763712000.0, "split": "train", "loss": 3.412, ...}
 RUN/tensorboard/  the same numbers as train/loss, valid/bleu, ...; the config; sample translations
@@ -31,10 +31,10 @@ _RATE_STEPS = 10
 
 
 class Tracker:
-    """Records a run's metrics in its directory and shows them on `stream`; a context manager.
+    """Context manager that records a run's metrics in its directory and shows them on `stream`.
 
-    Without a directory it records and shows nothing: of several processes only one does.
-    A terminal shows one progress line that is updated in place; other streams get a line for each `log`.
+    Without a directory, the tracker records and shows nothing, as in all processes but the first. A terminal
+    shows one progress line that is updated in place; other streams get a line for each `log`.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Tracker:
             self.message(f"removed {lines} from {run_dir / METRICS_NAME}")
 
     def log(self, step: int, split: str, values: Mapping[str, Any]) -> None:
-        """Record the numbers and texts of a split, such as "train" or "epoch", and show the important ones.
+        """Record numbers and texts of a split, such as "train" or "epoch", and show the most important ones.
 
-        A non-finite number is null in metrics.jsonl and absent from TensorBoard.
+        Non-finite numbers are null in metrics.jsonl and omitted in TensorBoard.
         """
         if self._file is None:
             return
@@ -117,17 +117,17 @@ class Tracker:
         self._display.say(text)
 
     def end_silence(self, step: int) -> None:
-        """Show the number of the step if nothing has been shown for so long that a user may wonder."""
+        """Show the step number if nothing has been shown for the display's `silent_seconds`."""
         if time.monotonic() - self._shown_at > self._display.silent_seconds:
             # The values of the last log line stay on a line that is updated in place.
             self._show(step, {} if self._display.width() is None else self._last_values)
 
     def start_clock(self) -> None:
-        """Measure the rate of updates from now: what came before, such as compilation, is no part of it."""
+        """Start measuring the speed of training now, so that it excludes earlier work such as compilation."""
         self._times[0] = self._start_step, self._clock()
 
     def busy(self, text: str) -> contextlib.AbstractContextManager[None]:
-        """Show `text` if what the context does takes some time: on a terminal with a moving sign."""
+        """Show `text` while the body of the context runs, if it takes long; on a terminal, with a spinner."""
         self._shown_at = time.monotonic()
         return self._display.busy(text)
 
@@ -138,7 +138,7 @@ class Tracker:
         self._display.show(line, step)
 
     def close(self, *, failed: bool = False) -> None:
-        """A second call does nothing."""
+        """Close all files and services; a second call does nothing."""
         self._display.close()
         if self._file is not None:
             self._file.close()
@@ -146,7 +146,7 @@ class Tracker:
         self._services.clear()
 
     def _record(self, record: Callable[[Service], None]) -> None:
-        """Call a function for each tracker; one that fails is left out from then on, and training goes on."""
+        """Call a function for each tracker; a service that fails is removed, and training continues."""
         for name, service in [*self._services.items()]:
             try:
                 record(service)

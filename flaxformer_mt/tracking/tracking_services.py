@@ -1,4 +1,4 @@
-"""Services that record a run beside its own files (TensorBoard, Weights & Biases, MLflow)."""
+"""Services that record a run in addition to metrics.jsonl: TensorBoard, Weights & Biases and MLflow."""
 
 import importlib
 import json
@@ -15,15 +15,15 @@ _NAME = "trackers.json"
 
 
 class Service:
-    """One place where a run is recorded; methods that it does not define do nothing.
+    """Base class of services that record a run; methods that a service does not override do nothing.
 
-    identity: the run's name in the service, with which a resumed run goes on.
+    identity: the run's id in the service, by which a resumed run continues the same record.
     """
 
     identity: str
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record numbers by name, such as train/loss."""
+        """Record numbers by their names, such as train/loss."""
 
     def log_config(self, fields: Mapping[str, Any]) -> None: ...
 
@@ -35,7 +35,7 @@ class Service:
 
 
 def import_service(name: str) -> Callable[[Path, str | None], Service]:
-    """Return the class of a service, which takes the run directory and the run's id there (None: new run)."""
+    """Return the class of a service; its arguments are the run directory and the id (None: new run)."""
     try:
         make: Callable[[Path, str | None], Service] = importlib.import_module(
             f"flaxformer_mt.tracking.{name}_run"
@@ -53,7 +53,7 @@ def import_service(name: str) -> Callable[[Path, str | None], Service]:
 
 
 def open_service(name: str, run_dir: Path) -> Service:
-    """Begin, or go on with, the record of a run in a service."""
+    """Start the record of a run in a service, or continue it."""
     make, path = import_service(name), run_dir / _NAME
     try:
         identities = json.loads(path.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
-"""Records a run with Weights & Biases, as its own settings say: WANDB_PROJECT, WANDB_MODE=offline and others.
+"""Records a run with Weights & Biases, configured by WANDB_PROJECT, WANDB_MODE=offline and others.
 
-Its files lie in RUN/wandb.
+The files of Weights & Biases are in RUN/wandb.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""The server's interface: paths, statuses and errors, as LibreTranslate's clients expect them.
+"""The HTTP interface of the server: paths, statuses and errors that LibreTranslate's clients expect.
 
-Every request that fails is answered with {"error": MESSAGE}, and leaves one line in the log.
+The answer to a request that fails is {"error": MESSAGE}; each failure also adds one line to the log.
 """
 
 import functools
@@ -97,7 +97,7 @@ class _Server:
         }
 
     async def answer(self, path: str, endpoint: Endpoint, request: Request) -> Response:
-        """Answer a request, also with an error, and count it by `path`."""
+        """Answer a request, possibly with an error, and count it by `path`."""
         start = time.monotonic()
         try:
             hosts = self._options.allowed_hosts
@@ -120,7 +120,7 @@ class _Server:
         return self._answer_error(request, error)
 
     def _answer_error(self, request: Request, error: Exception) -> Response:
-        """Return the answer, and log it, or the cause, which is not for the client."""
+        """Return the answer to a failed request; log its message, or a cause that clients do not see."""
         headers, cause, lines = None, "", []
         match error:
             case HTTPException():
@@ -194,7 +194,7 @@ class _Server:
         return JSONResponse({"translatedFileUrl": f"{_find_address(request)}/download_file/{name}"})
 
     async def download_file(self, request: Request) -> Response:
-        """Fetch a translated file, as often as it is kept."""
+        """Download a translated file, as long as the server stores it."""
         name = request.path_params["name"]
         headers = {
             "Content-Disposition": f'attachment; filename="{name}"',
@@ -214,11 +214,11 @@ class _Server:
         return JSONResponse(guesses if isinstance(wanted.q, list) else guesses[0])
 
     async def list_languages(self, request: Request) -> Response:
-        """List the languages, each with those that it is translated into."""
+        """List the languages, each with its target languages."""
         return JSONResponse(list_languages(self._models))
 
     async def describe_settings(self, request: Request) -> Response:
-        """Tell the limits of requests, the models and the version."""
+        """Report the limits of requests, the models and the version."""
         source, target = next(iter(self._models))
         models = {"-".join(pair): model for pair, model in self._models.items()}
         return JSONResponse(
@@ -243,7 +243,7 @@ class _Server:
         )
 
     async def tell_health(self, request: Request) -> Response:
-        """Tell whether all models run; while they compile, /ready has status 503."""
+        """Report whether all models run; /ready has status 503 until they are compiled."""
         threads = [model.thread for model in self._models.values()]
         if failures := [thread.failure for thread in threads if thread.failure is not None]:
             raise Stopped(failures[0])
@@ -252,10 +252,10 @@ class _Server:
         return JSONResponse({"status": "ok", "ready": ready}, status)
 
     async def tell_metrics(self, request: Request) -> Response:
-        """Counts and durations, for Prometheus."""
+        """Report counts and durations for Prometheus."""
         return PlainTextResponse(self._metrics.format())
 
 
 def _find_address(request: Request) -> str:
-    """Return the address that clients use: a proxy may serve the paths under a prefix, which it names."""
+    """Return the server's address for clients, with the path prefix that a proxy names in a header."""
     return str(request.base_url).rstrip("/") + request.headers.get("x-forwarded-prefix", "").rstrip("/")

@@ -1,4 +1,4 @@
-"""The lines of a text or of an HTML document, and the document with translated lines in their places."""
+"""Extracts the lines of a text or an HTML document, and puts translated lines in their places."""
 
 import html.entities
 import itertools
@@ -51,7 +51,7 @@ _SEPARATORS = re.compile(r"[\s|/\\·•›»→>]*")
 
 
 class Line(NamedTuple):
-    """A line to translate."""
+    """A line to translate, with its tags if it is from an HTML document."""
 
     text: str
     # Its tags, if it is a line of a document. In them, tags are named `x-0`, `x-1-a` ... of `tags`.
@@ -62,7 +62,7 @@ class Line(NamedTuple):
 
     @property
     def needs_alignment(self) -> bool:
-        """Whether placing the tags needs an alignment of words with the translation."""
+        """Whether a word alignment is needed to place the tags in the translation."""
         return self.marked is not None and bool(self.marked.items)
 
     def find_sentences(self, language: str) -> tuple[int, ...] | None:
@@ -81,7 +81,7 @@ class Line(NamedTuple):
 
 
 class Template(NamedTuple):
-    """The lines to translate, and the fixed text between them."""
+    """A text or document as lines to translate and the fixed text between them."""
 
     parts: tuple[Line | str, ...]
 
@@ -99,31 +99,32 @@ class Template(NamedTuple):
 
 
 def read_text(text: str) -> Template:
-    """Return the lines of a text: "a\\nb" has the lines a and b."""
+    """Split a text into lines: "a\\nb" has the lines a and b."""
     lines = text.replace("\r\n", "\n").split("\n")
     return Template(tuple(part for line in lines for part in ("\n", Line(line)))[1:])
 
 
 def read_html(text: str) -> Template:
-    """Return the lines of a document: "<p>a <b>b</b></p>c" has the lines "a b", with its tags, and c.
+    """Split an HTML document into lines: "<p>a <b>b</b></p>c" has the lines "a b", with its tags, and c.
 
-    Elements such as p and br end a line; those such as b and a are part of it, and so are placeholders such
-    as {0}. Text of a menu or a button in a sentence is a line after it; readings of ruby are left out. A line
-    break in pre, or where the attribute style has a white-space that keeps it, ends a line.
-    Comments, CDATA sections, white space around lines, and the contents of script, style, code and of
-    elements with translate="no" stay as they are, and text is escaped in translations as in the document.
-    Where elements end is as in browsers, also of those whose end tag HTML lets one leave out.
+    Elements such as p and br end a line. Elements such as b and a, and placeholders such as {0}, are part of
+    a line. The text of a menu or a button inside a sentence is a separate line after the sentence; ruby
+    annotations are left out. A line break ends a line in pre, and wherever the style attribute has a
+    white-space value that preserves line breaks. Comments, CDATA sections, white space around lines, and the
+    contents of script, style, code and of elements with translate="no" do not change. Translations are
+    escaped like the text of the document. Elements end where they end in browsers, even if HTML allows their
+    end tags to be omitted.
     """
     return _Reader(text).read()
 
 
 def _find_lines(document: str) -> list[int]:
-    """Return where the lines of a document start: the parser tells places as lines and columns."""
+    """Return the offsets of the lines of a document; the parser reports positions as lines and columns."""
     return [0, *(match.end() for match in re.finditer(r"\r\n?|\n", document))]
 
 
 def _tokenize(document: str) -> list[tuple[turbohtml.Token, int, int]]:
-    """Return the tokens with their places in a document. What is no token is a part of the one before."""
+    """Return the tokens with start and end offsets; text between tokens belongs to the previous token."""
     lines = _find_lines(document)
     tokens = list(turbohtml.tokenize(document))
     starts = [lines[token.line - 1] + token.col for token in tokens]
@@ -131,7 +132,7 @@ def _tokenize(document: str) -> list[tuple[turbohtml.Token, int, int]]:
 
 
 def _find_ends(document: str) -> dict[int, int]:
-    """Return where each element ends, by where it starts."""
+    """Return the end offset of each element by its start offset."""
     lines = _find_lines(document)
     ends: dict[int, int] = {}
     # In a template, a document may begin with any element, such as td.
@@ -202,7 +203,7 @@ class _Reader:
         return Template(tuple(self._parts))
 
     def _end_line(self, fixed: str = "") -> None:
-        """Add the line and what follows it, which stays as it is."""
+        """Finish the current line, followed by the fixed text `fixed`."""
         line, tags, links, apart = self._line, tuple(self._tags), self._links, tuple(self._apart)
         links = [link for link in links if _has_words(line[slice(*link)])]
         ends = [0, *itertools.chain.from_iterable(links), len(line)]
@@ -232,7 +233,7 @@ class _Reader:
                 self._has_text = self._has_text or bool(_SPACES.sub("", part))
 
     def _read_start(self, token: turbohtml.Token, start: int, end: int) -> int:
-        """Return the place up to which the document is read."""
+        """Read a start tag, or an element that is fixed or read separately; return the offset of the end."""
         tag, raw = token.tag or "", self._document[start:end]
         inline = _is_inline(tag)
         # A script ends at its end tag in any case.
@@ -293,15 +294,15 @@ def _split_ends(text: str) -> tuple[str, str, str]:
 
 
 def _name(tag: str, number: int) -> str:
-    """Return the name of a tag in a line; that of a link or a footnote tells so."""
+    """Return the name that replaces a tag in a line; names of links and footnotes end in `-a` and `-sup`."""
     return f"x-{number}-{tag}" if tag in ("a", "sup") else f"x-{number}"
 
 
 def _has_words(part: str) -> bool:
-    """Return whether a part of a line has more than tags, white space and what separates links."""
+    """Return whether a part of a line has text other than tags, white space and separators of links."""
     return _SEPARATORS.fullmatch(html.unescape(_TAGS.sub("", part))) is None
 
 
 def _restore(text: str, tags: Sequence[tuple[str, str]]) -> str:
-    """Return a text with the tags of the document in place of those named `x-0`, `x-1` ..."""
+    """Replace the tags `x-0`, `x-1`, ... in a text by the tags of the document."""
     return _TAGS.sub(lambda tag: tags[int(tag[2])][tag[1] == "/"], text)

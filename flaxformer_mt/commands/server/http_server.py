@@ -1,4 +1,4 @@
-"""The server of HTTP: uvicorn, with a deadline for the headers of requests, and its messages in the log."""
+"""Runs uvicorn with a deadline for request headers, and writes its messages to the server's log."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ _GRACE = 5.0
 
 
 class DeadlineProtocol(H11Protocol):
-    """Closes connections whose next request does not begin in time, for which uvicorn waits for ever."""
+    """Closes connections whose next request does not arrive in time; uvicorn alone would wait forever."""
 
     _answered = 0
 
@@ -55,7 +55,7 @@ def make_server(app: Any, timeout: float = 60.0) -> uvicorn.Server:
 
 
 def answer_requests(app: Any, listener: socket.socket, timeout: float, log: Callable[[str], None]) -> None:
-    """Answer requests until a signal comes, and those that were begun then."""
+    """Answer requests until a signal arrives, then finish the requests in progress."""
     # What uvicorn itself refuses, such as what is no HTTP, is logged in the form of the other lines.
     logger, handler = logging.getLogger("uvicorn.error"), logging.Handler(logging.WARNING)
     handler.emit = lambda record: log(record.getMessage())  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""The languages of a server: names of codes, and which models translate a request."""
+"""The languages of a server: names of language codes, and the choice of models for a request."""
 
 from collections.abc import Collection, Mapping
 from typing import TypeVar
@@ -30,12 +30,12 @@ _NAMES = dict(
 
 
 def name_language(code: str) -> str:
-    """Return the English name of a language; of an unknown code, the code: de gives German, xx gives xx."""
+    """Return the English name of a language, or the code if it is unknown: de gives German, xx gives xx."""
     return _NAMES.get(_fold_code(code).partition("-")[0], code)
 
 
 def list_languages(pairs: Collection[Pair]) -> list[dict[str, object]]:
-    """Return all languages, those that are only targets last."""
+    """Return all languages with their targets; languages that are only targets come last."""
     targets: dict[str, list[str]] = {code: [] for side in zip(*pairs, strict=True) for code in side}
     for source, target in pairs:
         targets[source].append(target)
@@ -43,7 +43,7 @@ def list_languages(pairs: Collection[Pair]) -> list[dict[str, object]]:
 
 
 def find_models(models: Mapping[Pair, Model], source: str, target: str) -> dict[str, Model]:
-    """Return the models that may translate a request, by their source language: one, unless it is AUTO."""
+    """Return the models for a request by source language: one model, or several if `source` is AUTO."""
     matches = {
         code: model
         for (code, to), model in models.items()
@@ -57,5 +57,5 @@ def find_models(models: Mapping[Pair, Model], source: str, target: str) -> dict[
 
 
 def _fold_code(code: str) -> str:
-    """Return one form of a code: clients also write EN, zh-hans or pt_BR."""
+    """Return the normal form of a language code; clients also send EN, zh-hans or pt_BR."""
     return code.replace("_", "-").lower()

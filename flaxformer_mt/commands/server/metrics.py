@@ -1,4 +1,4 @@
-"""Counts and durations since the server started, for Prometheus."""
+"""Prometheus metrics: counts and durations since the server started."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ class Metrics:
         self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Return what is counted elsewhere: the registry asks for it."""
+        """Return metrics that are counted elsewhere, when the registry asks for them."""
         engines = [thread.engine for thread in self._threads]
         meaning = "Sentences whose letter case was changed, and texts without letters that were copied."
         guarded = CounterMetricFamily("flaxformer_mt_guarded", meaning, labels=("guard",))

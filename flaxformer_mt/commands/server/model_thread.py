@@ -1,4 +1,4 @@
-"""An engine in a thread of its own, for the requests of a server."""
+"""Runs a translation engine in a separate thread, for the requests of a server."""
 
 import dataclasses
 import logging
@@ -13,14 +13,14 @@ from flaxformer_mt.translation.result import Translation
 
 
 class Stopped(Exception):
-    """The thread has ended, because of an error or because the server stops."""
+    """Raised when the thread has ended, because of an error or because the server stops."""
 
 
 class ModelThread:
-    """Runs an engine in a thread of its own: requests come at any time, and their answers are futures."""
+    """Runs an engine in a separate thread, which accepts requests at any time and answers with futures."""
 
     def __init__(self, engine: Engine, name: str = "", *, preparation: Iterable[object] = ()) -> None:
-        """Start the thread, which does `preparation`, work in parts, as long as there are no requests."""
+        """Start the thread; while there are no requests, it runs the steps of the iterable `preparation`."""
         self.engine = engine
         self._preparation = iter(preparation)
         # Whether the preparation is done; may be asked by any thread.
@@ -34,9 +34,10 @@ class ModelThread:
         self._thread.start()
 
     def submit(self, request: Request) -> Future[Translation]:
-        """Add a request, whose id is of no account. To cancel the future removes it from the search.
+        """Add a request, whose id is ignored; cancelling the future removes the request from the search.
 
-        The future raises why the request cannot be translated, and `Stopped` when the thread has ended.
+        The future raises the error if the request cannot be translated, and `Stopped` if the thread has
+        ended.
         """
         future: Future[Translation] = Future()
         if self.failure is not None:
@@ -46,7 +47,7 @@ class ModelThread:
         return future
 
     def stop(self, *, patience: float | None = None) -> None:
-        """End the thread after what it is doing, and wait; requests that are not answered then fail."""
+        """End the thread after its current step, or wait `patience` seconds; unanswered requests fail."""
         self._arriving.put(None)
         self._thread.join(patience)
 
@@ -67,7 +68,7 @@ class ModelThread:
             self._answer(future, failure)
 
     def _take_arrivals(self) -> bool:
-        """Accept and remove requests, and wait for the first if there is no other work; False: stop."""
+        """Accept and remove requests; wait for one if there is no other work. Return False to stop."""
         while not len(self.engine) or not self._arriving.empty():
             if self._arriving.empty() and not self.is_ready:
                 self.is_ready = next(self._preparation, self) is self

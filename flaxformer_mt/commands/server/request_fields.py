@@ -1,6 +1,6 @@
-"""The fields of a request: from the body of a POST, as JSON or as a form, to typed values, or to a refusal.
+"""Parses the body of a POST request (JSON or a form) into typed fields, or refuses the request.
 
-The names are those of LibreTranslate's API, and a few more. A refusal is an HTTPException for the client.
+The names are LibreTranslate's, with a few additions. A request is refused with an HTTPException.
 """
 
 import asyncio
@@ -43,14 +43,14 @@ _File = Annotated[InstanceOf[UploadedFile], WithJsonSchema({"type": "string", "f
 
 
 class Fields(BaseModel):
-    """Fields that all requests have; those that are unknown have no effect."""
+    """Fields that all requests have; unknown fields are ignored."""
 
     api_key: str | None = Field(None, description="The key, where the server needs one.")
 
     @model_validator(mode="before")
     @classmethod
     def _leave_out_empty(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """Forms have all their fields, and clients send null or false for what they do not ask for."""
+        """Remove empty fields: forms send all fields, and clients send null or false for unused ones."""
         return {
             name: value
             for name, value in fields.items()
@@ -59,7 +59,7 @@ class Fields(BaseModel):
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the request that has these fields, or refuse it."""
+        """Return the request with these fields, or refuse it."""
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
@@ -85,7 +85,7 @@ class _TranslationRequest(Fields):
     target: str = Field(description="Code of the language to translate into, as in GET /languages.")
     documents: bool | None = Field(
         None,
-        description="Whether lines are read with the lines before them in the text, up to a blank one. "
+        description="Whether the preceding lines of the text, back to a blank line, are context of a line. "
         "By default, models that were trained with data.context do so.",
     )
     glossary: str | None = Field(
@@ -100,18 +100,18 @@ class FileRequest(_TranslationRequest):
 
 
 class TextRequest(_TranslationRequest, DetectionRequest):
-    format: Literal["text", "html"] = Field("text", description="What the text is.")
+    format: Literal["text", "html"] = Field("text", description="Format of the text.")
     alternatives: int = Field(0, ge=0, description="Number of further translations.")
-    n_best: int | None = Field(None, ge=1, description="Number of hypotheses of each line to describe.")
+    n_best: int | None = Field(None, ge=1, description="Number of hypotheses per line to describe.")
     scores: bool = Field(False, description="Describe the score and the log-probability of each hypothesis.")
     alignments: Literal["words", "pieces"] | None = Field(
-        None, description="Describe which words belong together."
+        None, description="Describe the alignment of words, or of subwords (pieces)."
     )
     attention: bool = Field(False, description="Describe the attention weights of each hypothesis.")
 
 
 def _explain(error: ValidationError, kind: type[Fields]) -> str:
-    """Return what is wrong with the first wrong field."""
+    """Return a message about the first invalid field."""
     problems = error.errors(include_url=False)
     name, value = str(problems[0]["loc"][0]), problems[0]["input"]
     if problems[0]["type"] == "missing":
@@ -122,7 +122,7 @@ def _explain(error: ValidationError, kind: type[Fields]) -> str:
 
 
 async def read_body(request: Request, options: ServeOptions, keys: Collection[bytes]) -> dict[str, Any]:
-    """Return the fields of a request that may be answered."""
+    """Return the fields of a request, or refuse a request that is not allowed."""
     # A form of another site's page, which a browser sends without asking.
     if request.headers.get("sec-fetch-site") == "cross-site":
         if not {"*", request.headers.get("origin")} & set(options.cors):
@@ -167,7 +167,7 @@ def _check_key(api_key: object, keys: Collection[bytes]) -> None:
 
 
 def read_fields(body: bytes, content_type: str, query: str = "") -> dict[str, Any]:
-    """Return the fields of JSON, or of a form and the query of the address, as LibreTranslate does."""
+    """Return the fields of a JSON body, or of a form and the URL's query, as LibreTranslate does."""
     kind = content_type.partition(";")[0].strip().lower()
     pairs: Sequence[tuple[str, object]] = ()
     try:
@@ -198,7 +198,7 @@ def _collect(pairs: Sequence[tuple[str, object]]) -> dict[str, Any]:
 
 
 def _read_parts(body: bytes, content_type: str) -> list[tuple[str, object]]:
-    """Read a form as browsers send it (RFC 7578). Files of other fields than `file` are their text."""
+    """Read a form as browsers send it (RFC 7578). Files in fields other than `file` are read as text."""
     pairs: list[tuple[str, object]] = []
 
     def add_field(field: Any) -> None:
@@ -225,7 +225,7 @@ def _decode(content: bytes, name: str) -> str:
 
 
 async def answer_in_time(request: Request, work: Awaitable[Answer], seconds: float) -> Answer:
-    """Return the result of a coroutine; cancel it when the client leaves, or when the time is over."""
+    """Return the result of a coroutine; cancel it when the client disconnects or the time is over."""
     # All of the body has been read: a client can only leave.
     task, left = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
     try:

@@ -1,4 +1,4 @@
-"""The command `serve`: loads models, listens, and ends when all that was begun is answered."""
+"""The command `serve`: loads models, answers requests, and ends after it has answered the last ones."""
 
 import collections
 import contextlib
@@ -54,7 +54,7 @@ def serve(options: ServeOptions) -> None:
 def _start_models(
     options: ServeOptions, stack: contextlib.ExitStack
 ) -> "dict[tuple[str, str], DirectedModel]":
-    """Return the models of all pairs of languages; their threads end with the stack."""
+    """Load and return the models of all language pairs; their threads end with `stack`."""
     from flaxformer_mt.commands.server.model_thread import ModelThread
     from flaxformer_mt.commands.server.translations import add_pivots, direct
 
@@ -78,7 +78,7 @@ def _start_models(
 
 
 def _warm_up(programs: Iterable[object], name: str) -> Iterator[object]:
-    """Compile the programs of a model, and say when it begins and ends; yield in between."""
+    """Compile the functions of a model, yield after each, and print messages at the beginning and the end."""
     start = time.monotonic()
     _say(f"{name}: compiling or loading programs; requests are answered meanwhile")
     try:
@@ -99,7 +99,7 @@ def _say(text: str) -> None:
 
 
 def read_keys(path: Path) -> list[str]:
-    """Return the keys of a file, one a line; blank lines and lines that begin with # are no keys."""
+    """Return the API keys of a file, one per line, without blank lines and lines that begin with #."""
     with open_lines(str(path), "--api_key_file", invalid_utf8="refuse") as text:
         keys = [line.strip() for line in text.lines if line.strip() and not line.startswith("#")]
     if not keys:
@@ -140,7 +140,7 @@ def _bind(host: str, port: int) -> socket.socket:
 def _load(
     path: Path, options: ServeOptions, checkpoint: str | None
 ) -> "tuple[Engine, Iterable[object], str]":
-    """Return the engine of a model, what compiles its programs, and the name of its checkpoint."""
+    """Return the engine of a model, an iterable that compiles its functions, and its checkpoint's name."""
     changes: dict[str, Any] = {} if options.beam_size is None else {"beam_size": options.beam_size}
     if options.backend == "ctranslate2":
         from flaxformer_mt.convert.ctranslate2.backend import load_engine

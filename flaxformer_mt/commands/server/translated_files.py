@@ -1,4 +1,4 @@
-"""Translated files, which clients fetch by names that cannot be guessed."""
+"""Stores translated files, which clients download by names that cannot be guessed."""
 
 import secrets
 
@@ -11,7 +11,7 @@ _MOST_BYTES = 1 << 26
 
 
 class TranslatedFiles:
-    """Files by their names; the oldest are dropped where there are too many."""
+    """Translated files by name; if they take too much memory, the oldest files are deleted."""
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._files: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""From a request for translations to the JSON of its answer: lines go to models, and texts come back."""
+"""Answers requests for translations: sends lines to models and builds the JSON of the answer."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ from flaxformer_mt.translation.result import Annotations, Translation
 
 
 class DirectedModel(NamedTuple):
-    """What translates the lines of a pair of languages: a model in one of its directions."""
+    """A model in one direction, or two models with a pivot language, for one language pair."""
 
     thread: ModelThread
     source_language: str | None = None
@@ -42,7 +42,7 @@ class DirectedModel(NamedTuple):
         return most if self.then is None else min(most, self.then.most_hypotheses)
 
     async def translate(self, request: Request) -> Translation:
-        """Return the translation of a line, whose languages are this model's."""
+        """Return the translation of a line from this model's source language into its target language."""
         request = dataclasses.replace(
             request, source_language=self.source_language, target_language=self.target_language
         )
@@ -57,12 +57,12 @@ class DirectedModel(NamedTuple):
 
 
 def direct(thread: ModelThread, data: DataConfig, *, title: str = "") -> dict[Pair, DirectedModel]:
-    """Return a model in each of its directions."""
+    """Return the directions of a model, by language pair."""
     return {pair: DirectedModel(thread, *pair, title, data.context) for pair in find_directions(data)}
 
 
 def add_pivots(models: dict[Pair, DirectedModel]) -> dict[Pair, DirectedModel]:
-    """Return the models, and for pairs of languages that none translates the first two that lead there."""
+    """Return the models, and for each language pair without a model the first two models that connect it."""
     every = dict(models)
     for (source, pivot), one in models.items():
         for (between, target), two in models.items():
@@ -77,20 +77,20 @@ _SAMPLE = 200
 
 
 class Translations:
-    """Translates the texts of requests, and counts the lines that are not answered."""
+    """Translates the texts of requests, and counts unanswered lines."""
 
     def __init__(self, models: Mapping[Pair, DirectedModel], *, most_waiting: int) -> None:
-        """Refuse requests while more lines than `most_waiting` would not be answered."""
+        """Refuse requests that would raise the number of unanswered lines above `most_waiting`."""
         self._models, self._most_waiting = models, most_waiting
         self.num_waiting = 0
 
     async def translate(self, request: TextRequest) -> dict[str, Any]:
         """Return the fields of the answer.
 
-        If it is cancelled, its lines are removed from the search.
+        If the coroutine is cancelled, the lines of the request are removed from the search.
 
         Raises:
-          HTTPException: no model has these languages, or not what is asked of it; too many lines wait.
+          HTTPException: no model has these languages or the requested features, or too many lines wait.
         """
         choices = find_models(self._models, request.source, request.target)
         _check(request, choices.values())
@@ -128,7 +128,7 @@ class Translations:
 
     @contextlib.asynccontextmanager
     async def _reserve(self, lines: int) -> AsyncIterator[None]:
-        """Count lines as waiting, or refuse them."""
+        """Count lines as waiting, or refuse the request."""
         most, waiting = self._most_waiting, self.num_waiting
         if lines > most:
             raise HTTPException(413, f"q has {lines} lines; this server takes {most}; send several requests")
@@ -143,7 +143,7 @@ class Translations:
 
 
 def _check(request: TextRequest, models: Collection[DirectedModel]) -> None:
-    """Refuse what one of the models that may translate a request does not do."""
+    """Refuse a request that needs a feature which one of the possible models lacks."""
     if request.alignments == "pieces" and request.format == "html":
         raise HTTPException(400, "the field alignments is pieces; with format html it must be words")
     if request.alignments == "pieces" and any(model.then for model in models):
@@ -160,7 +160,7 @@ def _check(request: TextRequest, models: Collection[DirectedModel]) -> None:
 
 
 def _make_options(request: TextRequest) -> Request:
-    """Return what is asked of each line."""
+    """Return the request options that apply to each line."""
     glossary = None
     if request.glossary is not None:
         try:
@@ -175,7 +175,7 @@ def _make_options(request: TextRequest) -> Request:
 async def _translate_lines(
     model: DirectedModel, lines: Sequence[Line], options: Request, *, documents: bool | None = False
 ) -> list[Translation]:
-    """Translate lines together, as requests with these options; if this is cancelled, so are they."""
+    """Translate lines together as requests with these options; cancelling the coroutine cancels them."""
     context = model.context if documents is not False else 0
     texts = Documents([line.text for line in lines], context)
     language = model.source_language or ""
@@ -197,9 +197,9 @@ async def _translate_lines(
 async def _detect(text: str, choices: Mapping[str, DirectedModel]) -> list[dict[str, Any]]:
     """Return the languages that a text may be in, the most likely first, with confidences in percent.
 
-    Of several languages, the most likely is the one whose model is most certain of its translation: the
-    confidences are the probabilities of its tokens, in the mean, as shares of their sum. They are 0, as in
-    LibreTranslate, where nothing is compared: with one language, or for a text without letters.
+    The most likely language is the one whose model is most certain of its translation. A confidence is the
+    geometric mean of the translation's token probabilities, divided by the sum over all languages. As in
+    LibreTranslate, confidences are 0 if there is only one language or if the text has no letters.
     """
     if len(choices) == 1 or not any(map(str.isalpha, text)):
         return [{"confidence": 0.0, "language": language} for language in choices]
@@ -232,7 +232,7 @@ def _answer_text(
 
 
 def _describe_line(model: DirectedModel, answer: Translation, request: TextRequest) -> list[dict[str, Any]]:
-    """Return the description of each hypothesis of a line, best first."""
+    """Return the fields of the answer for each hypothesis of a line, best first."""
     described = []
     for hypothesis in answer.n_best:
         fields: dict[str, Any] = {"text": hypothesis.text}

@@ -1,1 +1,1 @@
-"""The page about one or several runs: `report_runs` reads what the runs have written, and writes HTML."""
+"""The report page: `report_runs` reads the files of one or several runs and writes an HTML page."""

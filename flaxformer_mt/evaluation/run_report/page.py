@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything in it, which makes no request and needs no script."""
+"""Writes the page as one self-contained HTML file, which makes no requests and needs no scripts."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from flaxformer_mt.translation.translator import Translator
 
 
 def find_attention(run_dir: Path, translations: Translations, numbers: Sequence[int]) -> list[Attention]:
-    """Translate the sentences of these numbers, from 1; return the weights that alignments use."""
+    """Translate the sentences with these numbers (from 1); return the attention used for alignments."""
     count = len(translations.sources)
     for number in numbers:
         if not 1 <= number <= count:
@@ -50,10 +50,11 @@ def report_runs(
     attention: Sequence[int] = (),
     samples: int = SAMPLES,
 ) -> dict[str, Any]:
-    """Write a page about runs, from the files that training and `evaluate` have written; return its facts.
+    """Write a page about runs from the files of training and `evaluate`; return its path, runs and sections.
 
-    `name` is that of the set, RUN/translations/NAME.hypothesis; `attention` the numbers of sentences, from 1,
-    for which the first run with translations is loaded; `samples` those of the bootstrap.
+    `name` is the name of the translations: RUN/translations/NAME.hypothesis. `attention` are the numbers,
+    from 1, of sentences whose attention is shown; the first run with translations is loaded for them.
+    `samples` is the number of bootstrap samples.
     """
     output = Path(output).expanduser()
     if output.is_dir():
@@ -74,7 +75,7 @@ def report_runs(
 
 
 def report_training(run_dir: Path) -> Path:
-    """Write RUN/report.html about a run whose training has written its report."""
+    """Write RUN/report.html after training has written RUN/report.json; return the path of the page."""
     report_runs([run_dir], run_dir / "report.html", samples=_SAMPLES_IN_TRAINING)
     return run_dir / "report.html"
 
@@ -82,7 +83,7 @@ def report_training(run_dir: Path) -> Path:
 def make_parts(
     runs: Sequence[ReportedRun], *, name: str, attention: Sequence[int], samples: int
 ) -> dict[str, sections.Blocks]:
-    """The sections that have something to show, by their headings."""
+    """Return the sections with content, by their headings."""
     compared = share_a_set(runs)
     if attention and not compared:
         raise UserError(

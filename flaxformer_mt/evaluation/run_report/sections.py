@@ -1,4 +1,4 @@
-"""The sections of the page as blocks of values, which its template writes; [] where there is nothing."""
+"""Makes the sections of the page as lists of blocks for its template; a section without content is []."""
 
 import difflib
 import itertools
@@ -28,7 +28,7 @@ MOST_RUNS = 6
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """One run, as far as it has been trained and evaluated."""
+    """The config, report, metrics and translations of one run, as far as they exist."""
 
     # Of the color that it has on the page.
     number: int
@@ -61,7 +61,7 @@ def read_runs(run_dirs: Sequence[Path], name: str) -> list[ReportedRun]:
 
 
 def name_apart(places: Sequence[Path]) -> list[str]:
-    """The ends of different paths, as short as tells them apart: a/x and b/y are x and y."""
+    """Return the shortest ends of paths that are all different: x and y for a/x and b/y."""
     length = 1
     while len({place.parts[-length:] for place in places}) < len(places):
         length += 1
@@ -103,7 +103,7 @@ def _find_translations(run_dir: Path, name: str) -> Translations:
 
 
 def share_a_set(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
-    """The runs that translated the same sentences as the first run that has translations."""
+    """Return the runs whose translated sentences are those of the first run with translations."""
     sets = [(run.translations.sources, run.translations.references) for run in runs]
     first = next((comparable for comparable in sets if comparable[0]), None)
     return [run for run, comparable in zip(runs, sets, strict=True) if comparable == first]
@@ -124,14 +124,14 @@ class Heading(NamedTuple):
 
 
 class Sentence(NamedTuple):
-    """A sentence: its rows are names with words, each with "ins", "del" or ""."""
+    """A sentence as rows of a name and texts; each text is marked as "ins", "del" or ""."""
 
     title: str
     rows: Sequence[tuple[str, Sequence[tuple[str, str]]]]
 
 
 class Attention(NamedTuple):
-    """The weights [T][S] of a translation's pieces over the pieces of its source, without end symbols."""
+    """Attention weights [target subword][source subword] of one translation, without end symbols."""
 
     number: int
     source: Sequence[str]
@@ -154,7 +154,7 @@ def _score(
     *,
     signatures: set[str] | None = None,
 ) -> dict[str, Bar]:
-    """Each metric; a single sentence has no interval. Adds to the signatures."""
+    """Score translations by each metric, with intervals for two or more sentences; add to `signatures`."""
     samples = 0 if min(samples, len(translations.sources)) < 2 else samples
     systems = {"": translations.hypotheses}
     results = resample_scores(systems, translations.references, ResamplingOptions(samples), **options)
@@ -164,13 +164,13 @@ def _score(
 
 
 def _choose_metrics(runs: Sequence[ReportedRun]) -> list[str]:
-    """All metrics, but not TER if a sentence is so long that it would take minutes."""
+    """Return all metrics, without TER if a sentence is so long that TER would take minutes."""
     texts = (text for run in runs for text in run.translations.hypotheses + run.translations.references)
     return list(QUICK if any(len(text.split()) > _COMPARED for text in texts) else METRICS)
 
 
 def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], samples: int) -> Blocks:
-    """The scores of the compared runs with 95% intervals, and what training took."""
+    """Make a table of runs: scores with 95% intervals, and training steps, time and number of parameters."""
     rows, signatures = [], set[str]()
     for run in runs:
         report, scores = run.report, dict[str, Bar]()
@@ -206,7 +206,7 @@ def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], s
 
 
 def _describe_state(run: ReportedRun) -> str:
-    """Return the best checkpoint, what the scores are of, and whether training went on since the report."""
+    """Describe the best checkpoint, the systems scored, and whether training continued after the report."""
     step, newest = run.report.get("step"), max((record["step"] for record in run.metrics), default=0)
     best = (run.report.get("best") or {}).get("step")
     texts = [] if best is None else [f"the best checkpoint is step {best:,}."]
@@ -219,7 +219,7 @@ def _describe_state(run: ReportedRun) -> str:
 
 
 def make_significance(runs: Sequence[ReportedRun], samples: int) -> Blocks:
-    """Paired bootstrap tests of the first run against each other one; [] for one run."""
+    """Make a table of paired bootstrap tests of the first run against each other run; [] for one run."""
     if len(runs) < 2 or samples < 2:
         return []
     first = runs[0]
@@ -258,7 +258,7 @@ def _time(seconds: float) -> str:
 
 
 def make_curves(runs: Sequence[ReportedRun]) -> Blocks:
-    """Losses, BLEU and learning rate over updates; of the validation set dashed."""
+    """Draw losses, BLEU and learning rate over steps; the lines of validation losses are dashed."""
     charts: list[Chart] = []
     for panel, title in _PANELS.items():
         lines = []
@@ -272,7 +272,7 @@ def make_curves(runs: Sequence[ReportedRun]) -> Blocks:
 
 
 def make_length_scores(runs: Sequence[ReportedRun], samples: int) -> Blocks:
-    """Charts and a table of the scores of runs by source length."""
+    """Make charts and a table of scores by source length."""
     bars: dict[str, dict[str, list[tuple[int, Bar]]]] = {metric: {} for metric in QUICK}
     cells: dict[str, list[list[Any]]] = {}
     for run in runs:
@@ -298,7 +298,7 @@ def make_length_scores(runs: Sequence[ReportedRun], samples: int) -> Blocks:
 
 
 def make_directions(runs: Sequence[ReportedRun], samples: int) -> Blocks:
-    """A chart and a table of the scores of each direction that runs of several have translations of."""
+    """Make a chart and a table of scores by direction, for multilingual runs with translations."""
     cells: dict[str, list[list[Any]]] = {}  # the runs of a direction below each other
     bars = dict[str, list[tuple[int, Bar]]]()
     for run in runs:
@@ -317,7 +317,7 @@ def make_directions(runs: Sequence[ReportedRun], samples: int) -> Blocks:
 
 
 def mark_words(old: str, new: str) -> list[tuple[str, str]]:
-    """The words of both texts: marked "del" those of the old one only, "ins" those of the new."""
+    """Return the words of both texts, marked "del" if only in the old text, "ins" if only in the new one."""
     before, after = _first_words(old), _first_words(new)
     parts: list[tuple[str, str]] = []
     for kind, i, j, k, m in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
@@ -331,15 +331,15 @@ def mark_words(old: str, new: str) -> list[tuple[str, str]]:
 
 
 def _first_words(text: str) -> list[str]:
-    """The words of a sentence but for a very long rest, whose comparison would take minutes."""
+    """Return at most the first 500 words of a sentence; comparing more would take minutes."""
     words = text.split()
     return words if len(words) <= _COMPARED else [*words[:_COMPARED], "…"]
 
 
 def make_sentences(runs: Sequence[ReportedRun]) -> Blocks:
-    """The sentences whose chrF differs most between the first run and each other one, with words marked.
+    """List the sentences whose chrF differs most between the first run and each other run.
 
-    Of a single run: those with the lowest chrF, compared with their references.
+    For a single run, list the sentences with the lowest chrF, compared with their references.
     """
     if not runs:
         return []
@@ -373,7 +373,7 @@ def make_sentences(runs: Sequence[ReportedRun]) -> Blocks:
 
 
 def make_config_differences(runs: Sequence[ReportedRun]) -> Blocks:
-    """The fields of the configs that differ between the runs, or of one run from the default."""
+    """Make a table of the config fields that differ between runs, or for a single run from the defaults."""
     tables = [flatten(run.config) for run in runs]
     if len(runs) == 1:
         defaults = flatten(type(runs[0].config)())
