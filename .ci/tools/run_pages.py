@@ -68,6 +68,8 @@ GIVEN = {
     "docs/documents.md": [
         "cp runs/toy_de_en/translations/test.source test.de && rm -rf documents.en runs/toy_documents"
     ],
+    # docs/api.md starts a run of this name.
+    "docs/pretrained.md": ["rm -rf runs/tuned runs/adapted"],
     "docs/parallel.md": ["cp runs/toy_de_en/translations/test.source test.de && rm -f test.en"],
     "docs/translating.md": [
         "cp runs/toy_de_en/translations/test.source test.de",
