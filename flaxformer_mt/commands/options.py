@@ -521,9 +521,9 @@ class BacktranslateOptions(BackendOptions, CorpusOptions):
 class DistilOptions(CorpusOptions, LanguageOptions):
     """Makes training pairs for a student: sources with translations by the teacher --run or any system."""
 
-    # Run directory of the teacher, or its URL (gs://, s3://). None: --candidates has the translations.
+    # Run directory of the teacher, or its URL (gs://, s3://). None: give --candidates.
     run: Path | None = None  # type: ignore[assignment]
-    # UTF-8 text file for the teacher to translate, one sentence per line. None: --candidates has the sources.
+    # UTF-8 text file for the teacher to translate, one sentence per line. None: give --candidates.
     input: str | None = None  # type: ignore[assignment]
     # ---- distillation ----
 
@@ -534,10 +534,10 @@ class DistilOptions(CorpusOptions, LanguageOptions):
     # File of the reference translations, one line for each source, for --targets=nbest. None: no references.
     reference: str | None = None
     # Which translation of each source becomes the target. best: the best (first) one. The others choose among
-    # the n best or all candidates. nbest: the closest to the reference (Kim and Rush 2016); mbr: the one with
+    # --n_best or --candidates. nbest: the closest to the reference (Kim and Rush 2016); mbr: the one with
     # minimum Bayes risk; scorer: the one with the highest score by --metric, which --scorer defines.
     targets: Literal["best", "nbest", "mbr", "scorer"] = "best"
-    # Number of translations by --run to choose from. None: all hypotheses of the search.
+    # With --run: number of translations per source to choose from. None: all hypotheses of the search.
     n_best: int | None = None
     # Sentence-level score by which targets are chosen: bleu, chrf, chrf++, ter, or a name that --scorer
     # defines. None: bleu for nbest, chrf for mbr.

@@ -198,10 +198,10 @@ class DataConfig:
     context: Annotated[int, between(0, 100)] = 0
     # Folder of prepared data. Empty: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
     cache_dir: Annotated[str, MayChange()] = ""
-    # Source language of sets without a direction, spelled as in the data set or the file extension. Empty: no
+    # Source language of sets that name no direction, spelled as in the set or the file extension. Empty: no
     # source, to train a language model of target_language (needs model.architecture=decoder_only).
     source_language: Annotated[str, USUAL] = "de"
-    # Target language of sets without a direction, spelled as in the data set or the file extension.
+    # Target language of sets that name no direction, spelled as in the set or the file extension.
     target_language: Annotated[str, USUAL] = "en"
     # Name of the training split; for TFDS sets also a slice, such as train[:10%].
     train_split: str = "train"
@@ -360,7 +360,7 @@ class ModelConfig:
     # With positions=relative, number of buckets of distances, such as 32; the encoder uses half of the
     # buckets for each direction.
     relative_buckets: Annotated[int, between(4, 65536)] = 32
-    # With positions=relative, all distances of this many tokens or more, such as 128, share one bucket.
+    # With positions=relative, all distances of this many tokens or more share one bucket.
     relative_distance: Annotated[int, between(2, 1_000_000)] = 128
     # Index of the first position, usually 0.
     first_position: Annotated[int, between(0, 1 << 20)] = 0
@@ -378,9 +378,9 @@ class ModelConfig:
     # Which matrices are shared: none; embeddings (source and target embedding); target_output (target
     # embedding and output matrix); all (all three). embeddings and all need vocab.joint=True.
     tying: Literal["none", "embeddings", "target_output", "all"] = "all"
-    # Padding that attention masks: in the source, in both source and target, or none. With none, padding is
-    # read like text, and in encoder_decoder its embedding is not trained. Causal attention hides target
-    # padding from real tokens, so source and both differ only in the outputs at padding positions.
+    # Padding that attention masks: in the source, in both source and target, or none. none: padding is read
+    # like text; encoder_decoder models do not train its embedding. both: differs from source only in outputs
+    # at padding positions, because causal attention hides target padding from real tokens.
     padding_mask: Literal["source", "both", "none"] = "source"
     # Whether the network reads the end symbol of sources. False: attention masks it, for models of OpenNMT-py
     # and eole, whose sources do not have it.

@@ -304,7 +304,7 @@ def _list_characters(first: int, last: int) -> list[str]:
 
 
 def make_words(chance: random.Random) -> list[str]:
-    """Make random words of the same length, from the characters of one Unicode block."""
+    """Make random words, all of one length, from the characters of one Unicode block."""
     characters = _list_characters(*chance.choice(_BLOCKS))
     length = chance.randint(_SHORTEST, _LONGEST)
     count = chance.randint(1, _MOST)

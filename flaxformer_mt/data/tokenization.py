@@ -37,7 +37,7 @@ class Drawing(NamedTuple):
 
     @property
     def identity(self) -> list[Any]:
-        """JSON values that identify the randomness; they differ if its results may differ; [] if inactive."""
+        """JSON values that differ if two drawings may have different results; [] if nothing is random."""
         noise = self.noise.identity if self.noise.rates.active else None
         return [self.sampling, self.seed, _DRAWING_FORMAT, noise] if self.active else []
 

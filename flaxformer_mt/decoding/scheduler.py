@@ -68,7 +68,7 @@ class Scheduler:
         return len(self._sentences)
 
     def submit(self, sentences: Mapping[Any, Sentence], *, n_best: int) -> None:
-        """Add sentences, whose names identify their results; sentences of a call share an input form."""
+        """Add sentences by the names of their results; all sentences of a call have the same `Form`."""
         form = self._engine.arrays.find_form(list(sentences.values()))
         self._sentences.update((name, (sentence, n_best)) for name, sentence in sentences.items())
         self._unassigned.setdefault((form, n_best), {}).update(sentences)

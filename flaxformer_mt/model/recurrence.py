@@ -60,7 +60,7 @@ def continue_beams(cache: Cache, *, beams: int, length: int) -> Continuation:
 
 
 def continue_prefix(cache: Cache, *, length: int) -> Continuation:
-    """Return the continuation of the P = `length` tokens that `read_prefix` feeds at once."""
+    """Return, for the P = `length` tokens fed by `read_prefix`, the states they continue."""
     assert cache.start_steps is not None
     return Continuation(jnp.arange(length) == cache.start_steps[:, None], None)
 

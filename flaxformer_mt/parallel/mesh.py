@@ -216,7 +216,7 @@ class Parallel:
         return with_shardings(shapes, self.shardings(shapes))
 
     def partial_shardings(self, tree: Any) -> Any:
-        """Return the shardings of partial sums [data, ...]: as in `shardings`, but the first axis is data."""
+        """Return the shardings of partial sums [data, ...]: `data`, then the axes as in `shardings`."""
         leaves = flatten_tree(tree)
         if self.layout.data == 1:
             return self.shardings(tree)

@@ -255,7 +255,7 @@ def first_then_others(make: Callable[[], T], *, name: str) -> T:
 
 @contextlib.contextmanager
 def work_together() -> Iterator[None]:
-    """Run the body as a job of several processes, which all end together.
+    """Run the body in each process of a job; all of them end together.
 
     The standard error of all processes but process 0 is discarded; their exceptions are still raised.
     """

@@ -36,7 +36,7 @@ def average_logits(logits: Sequence[Array]) -> Array:
 
 
 def ensemble(members: Sequence[NextLogits]) -> NextLogits:
-    """Return one `next_logits` for a cache of `ensemble_caches`; it averages the members' logits."""
+    """Return a `next_logits` that averages the members; its cache comes from `ensemble_caches`."""
 
     def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         member_logits, caches = [], []

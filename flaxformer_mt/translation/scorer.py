@@ -26,7 +26,7 @@ from flaxformer_mt.translation.translator import Translator, load_translator
 
 
 class Scorer:
-    """Scores translations, or the text of a language model, with one model and its vocabularies."""
+    """Scores translations, or text with a language model; has one model and its vocabularies."""
 
     def __init__(self, model: Translator, *, cuts_lines: bool = False) -> None:
         """`cuts_lines`: whether a line that is too long is cut and scored; otherwise UserError is raised."""

@@ -373,7 +373,7 @@ def make_sentences(runs: Sequence[ReportedRun]) -> Blocks:
 
 
 def make_config_differences(runs: Sequence[ReportedRun]) -> Blocks:
-    """Make a table of the config fields that differ between runs, or for a single run from the defaults."""
+    """Make a table of the config fields that differ between runs or, in a single run, from the defaults."""
     tables = [flatten(run.config) for run in runs]
     if len(runs) == 1:
         defaults = flatten(type(runs[0].config)())
