@@ -41,7 +41,7 @@ def summarize_preparation(report: Mapping[str, Any]) -> str:
     if vocabulary["source_size"]:
         both = "{source_size:,} source and {target_size:,} target"
         size = "{target_size:,}, shared by both languages" if vocabulary["joint"] else both
-    parts.append(f"Vocabulary: {vocabulary['kind']} pieces, {size.format_map(vocabulary)}")
+    parts.append(f"Vocabulary: {vocabulary['kind']} subwords, {size.format_map(vocabulary)}")
     if lost := report.get("lost_text"):
         produced, lines = lost["lines"] - lost["lost"], lost["lines"]
         parts.append(f"  It can produce {produced:,} of {lines:,} targets of the validation set exactly")

@@ -67,8 +67,8 @@ def write_shortlist(request: ShortlistRequest, store: TokenStore, vocabs: Vocabs
             raise UserError(f"--shortlist_{name}={number} is negative; give 0 or more")
     if not store.source_lengths.any():
         raise UserError(
-            f"--shortlist={path}: a language model has no source, so its data has no translations of pieces; "
-            "leave --shortlist out"
+            f"--shortlist={path}: a language model has no source, so its data has no translations of "
+            "subwords; leave --shortlist out"
         )
     make_shortlist(store, vocabs, candidates=candidates, common=common).write(path)
     return {"file": str(path), "candidates": candidates, "common": common}

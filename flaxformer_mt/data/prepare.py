@@ -95,7 +95,7 @@ def prepare(
     splits: tuple[Split, ...] = ("valid", "test")
     pairs |= {split: read_pairs(config.data, split) for split in splits if has_split(config.data, split)}
     making = "reading" if config.vocab.kind == "pretrained" else "training"
-    with progress.part(f"{making} the vocabulary ({config.vocab.kind}, {config.vocab.size:,} pieces)"):
+    with progress.part(f"{making} the vocabulary ({config.vocab.kind}, {config.vocab.size:,} subwords)"):
         vocabs = vocabs or _find_vocabs(config, pairs["train"], root, run_dir)
         _check_vocabs(vocabs, pairs["train"])
     _check_noise(config, pairs["train"])
@@ -112,7 +112,7 @@ def prepare(
             held_out = {split: held for split, held in pairs.items() if split != "train"}
             report["overlap"] = find_overlap(pairs["train"], held_out)
     if shortlist is not None:
-        with progress.part("learning translations of pieces"):
+        with progress.part("learning translations of subwords"):
             report["shortlist"] = write_shortlist(shortlist, train.base, vocabs)
     line = None if lengths is None else TargetLengths(lengths["ratio"], lengths["offset"])
     several = None if lengths is None else lengths["several_sentences"]

@@ -201,7 +201,7 @@ def check_same_vocabularies(vocabs: Vocabs, members: Sequence[TrainedModel]) -> 
             first, other = getattr(vocabs, side), getattr(member.vocabs, side)
             if first.fingerprint != other.fingerprint:
                 raise UserError(
-                    f"model {number} of the ensemble has another {side} vocabulary ({other.size} pieces) "
+                    f"model {number} of the ensemble has another {side} vocabulary ({other.size} subwords) "
                     f"than the first ({first.size}); combine models of one vocabulary, by vocab.{side}_model"
                 )
 

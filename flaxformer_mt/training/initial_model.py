@@ -190,7 +190,8 @@ def _describe_pieces(old: Vocabs, new: Vocabs, init: str) -> str:
     if not new.joint:
         sides = [("source ", new.source, old.source), ("target ", new.target, old.target)]
     counts = [
-        f"{int((map_pieces(one, own) >= 0).sum()):,} of {own.size:,} {side}pieces" for side, own, one in sides
+        f"{int((map_pieces(before, now) >= 0).sum()):,} of {now.size:,} {side}subwords"
+        for side, now, before in sides
     ]
     return f"{' and '.join(counts)} start with the parameters that they have in {init}; the others are new"
 

@@ -27,7 +27,7 @@ def describe_training(setup: TrainingSetup) -> Iterator[str]:
     yield (
         f"{config.data.dataset} {directions}: "
         f"{len(setup.prepared.train.base):,} {'pairs' if config.data.source_language else 'sentences'}, "
-        f"{sizes} {config.vocab.kind} pieces; "
+        f"{sizes} {config.vocab.kind} subwords; "
         f"{setup.parameters:,} parameters on {setup.parallel.describe()}"
     )
     if shares := setup.prepared.report.get("mixture"):

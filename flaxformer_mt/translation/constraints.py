@@ -131,5 +131,5 @@ def _find_token(pieces: list[str], name: str) -> int:
         return pieces.index(name)
     if name.isascii() and name.isdigit() and int(name) < len(pieces):
         return int(name)
-    hint = suggest(name, pieces, otherwise=f"give one of its pieces, or an id below {len(pieces)}")
+    hint = suggest(name, pieces, otherwise=f"give one of its subwords, or an id below {len(pieces)}")
     raise UserError(f"search.suppress contains {name!r}, which is not in the target vocabulary{hint}")

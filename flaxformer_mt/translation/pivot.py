@@ -31,7 +31,7 @@ class PivotLine:
         wanted = request.annotations
         if wanted.alignments == "pieces":
             raise UserError(
-                "alignments of pieces cannot pass through a pivot language; ask for those of words"
+                "alignments of subwords cannot pass through a pivot language; ask for those of words"
             )
         if request.context is not None or request.glossary is not None:
             what = "the lines before" if request.context is not None else "a glossary"

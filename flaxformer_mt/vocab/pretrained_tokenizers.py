@@ -154,7 +154,7 @@ def _read_ids(content: bytes, name: str) -> dict[str, int]:
     numbers: list[Any] = list(ids.values()) if isinstance(ids, dict) else [None]
     if not all(type(number) is int for number in numbers) or sorted(numbers) != list(range(len(numbers))):
         raise UserError(
-            f"{name} is damaged: it must give the pieces the ids 0 to {len(numbers) - 1}, each once; copy or "
-            "download it again"
+            f"{name} is damaged: it must give the subwords the ids 0 to {len(numbers) - 1}, each once; "
+            "copy or download it again"
         )
     return ids

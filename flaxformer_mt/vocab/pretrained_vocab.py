@@ -105,8 +105,8 @@ class PretrainedVocab(Vocab):
         problem = self._segmenter.pieces
         if len(problem) > metadata.size and any(problem[metadata.size :]):
             raise UserError(
-                f"the tokenizer of {name} has {len(problem)} pieces, but the model has {metadata.size} ids; "
-                "the files belong to different models"
+                f"the tokenizer of {name} has {len(problem)} subwords, but the model has {metadata.size} "
+                "ids; the files belong to different models"
             )
         self.size = metadata.size
         self.pad_id, self.bos_id = metadata.pad_id, metadata.bos_id

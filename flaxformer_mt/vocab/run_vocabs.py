@@ -118,7 +118,7 @@ def _check_agrees(vocabs: Vocabs, config: VocabConfig, directory: Path) -> None:
         size = getattr(vocabs, side).size
         wanted = config.size_of_source if side == "source" else config.size
         if not model and wanted and size != wanted:
-            raise UserError(f"vocab.size is {wanted}, but {directory} holds {size} {side} pieces; {remedy}")
+            raise UserError(f"vocab.size is {wanted}, but {directory} holds {size} {side} subwords; {remedy}")
 
 
 def _load_or_train_joint(config: VocabConfig, pairs: TextPairs, *, target_only: bool) -> Vocabs:
@@ -133,8 +133,8 @@ def _load_or_train_joint(config: VocabConfig, pairs: TextPairs, *, target_only: 
         if source.pieces(range(source.size)) != target.pieces(range(target.size)):
             raise UserError(
                 f"vocab.source_model {config.source_model} and vocab.target_model {config.target_model} have "
-                "different pieces, but vocab.joint is True; give two models of one joint vocabulary, or set "
-                "vocab.joint=False"
+                "different subwords, but vocab.joint is True; give two models of one joint vocabulary, or "
+                "set vocab.joint=False"
             )
         return Vocabs(source, target, joint=True)
     model = train_model(config, pairs, ("target",) if target_only else ("source", "target"))

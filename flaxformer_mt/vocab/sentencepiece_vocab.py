@@ -287,7 +287,7 @@ class VocabularyTooLarge(UserError):
     def __init__(self, config: VocabConfig, sides: tuple[str, ...], maximum: int) -> None:
         super().__init__(
             f"vocab.size {config.size} is more than the {' and '.join(sides)} text supports: it gives "
-            f"{maximum} {config.kind} pieces; set vocab.size={maximum} or less, or train on more text"
+            f"{maximum} {config.kind} subwords; set vocab.size={maximum} or less, or train on more text"
         )
         self.maximum = maximum
 
@@ -308,5 +308,5 @@ def _explain(problem: str, config: VocabConfig, sides: tuple[str, ...]) -> UserE
     if "sentences_.empty()" in problem or "all_chars_count" in problem:
         return UserError(f"the {where} text to train the vocabulary on is empty; check data.dataset")
     return UserError(
-        f"SentencePiece cannot train a {config.kind} vocabulary of {config.size} pieces: {problem}"
+        f"SentencePiece cannot train a {config.kind} vocabulary of {config.size} subwords: {problem}"
     )

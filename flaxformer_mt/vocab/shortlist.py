@@ -62,8 +62,8 @@ class Shortlist:
                 where = f"the shortlist {path}, line {number}"
                 if not tab or "\t" in target:
                     raise UserError(
-                        f"{where}, has {line.count(chr(9))} tabs; it must have source pieces, one tab, and "
-                        "target pieces"
+                        f"{where}, has {line.count(chr(9))} tabs; it must have source subwords, one tab, and "
+                        "target subwords"
                     )
                 key = tuple(_find(source, ids[0], "source", where))
                 rules[key] = np.array(_find(target, ids[1], "target", where), np.int32)
@@ -109,7 +109,7 @@ def _find(text: str, ids: dict[str, int], side: str, where: str) -> list[int]:
     pieces = [piece for piece in text.split(" ") if piece]
     if missing := [piece for piece in pieces if piece not in ids]:
         raise UserError(
-            f"{where}, has the piece {missing[0]!r}, which the {side} vocabulary of {len(ids)} pieces lacks; "
-            "give a shortlist that was made for this run"
+            f"{where}, has the subword {missing[0]!r}, which the {side} vocabulary of {len(ids)} subwords "
+            "lacks; give a shortlist that was made for this run"
         )
     return [ids[piece] for piece in pieces]

@@ -17,7 +17,7 @@ def is_one_piece(vocab: Vocab, symbol: str) -> bool:
 def check_symbols(vocab: Vocab, symbols: Sequence[str], *, name: str) -> None:
     if missing := [symbol for symbol in symbols if not is_one_piece(vocab, symbol)]:
         raise UserError(
-            f"vocab.symbols has {missing[0]}, but {name} splits it into several pieces; leave it out, or "
+            f"vocab.symbols has {missing[0]}, but {name} splits it into several subwords; leave it out, or "
             f"train the model with --user_defined_symbols={','.join(symbols)}"
         )
 
@@ -29,7 +29,7 @@ def check_tags(vocab: Vocab, parts: Iterable[Mapping[str, Any]]) -> None:
         if tag and not is_one_piece(vocab, tag):
             raise UserError(
                 f"the sources of {part['name']} begin with the tag {tag}, which the vocabulary splits into "
-                f"several pieces; train a vocabulary with --config.vocab.symbols={tag}, or make the pairs "
+                f"several subwords; train a vocabulary with --config.vocab.symbols={tag}, or make the pairs "
                 "anew with --tag= for none"
             )
 

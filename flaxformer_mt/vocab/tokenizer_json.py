@@ -50,7 +50,7 @@ class TokenizerJson:
         if model.get("type") not in ("BPE", "Unigram"):
             raise UserError(
                 f"tokenizer.json has a {model.get('type')} model; only BPE and Unigram models can get or "
-                "lose pieces"
+                "lose subwords"
             )
         vocab = model["vocab"]
         ids = vocab if isinstance(vocab, dict) else {name: number for number, (name, _) in enumerate(vocab)}

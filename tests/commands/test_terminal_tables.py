@@ -53,7 +53,7 @@ def test_the_summary_of_preparation_says_what_became_of_the_pairs():
     assert "exact duplicates 3 kept train.de line 9" in words
     assert "valid parallel_text 100 100" in words
     assert "valid 4 12 100" in words  # the overlap
-    assert "Vocabulary: bpe pieces, 8,000, shared by both languages" in words
+    assert "Vocabulary: bpe subwords, 8,000, shared by both languages" in words
     assert "It can produce 97 of 100 targets of the validation set exactly" in words
     assert any("320 an epoch" in line for line in words)
     assert "800 pairs have too many tokens and are left out" in words
@@ -78,7 +78,7 @@ def test_the_summary_of_preparation_says_what_became_of_the_pairs():
     apart = REPORT | {"vocabulary": REPORT["vocabulary"] | {"joint": False, "source_size": 9000}}
     assert "9,000 source and 8,000 target" in summarize_preparation(apart)
     alone = REPORT | {"vocabulary": REPORT["vocabulary"] | {"source_size": 0}}
-    assert "bpe pieces, 8,000\n" in summarize_preparation(alone)
+    assert "bpe subwords, 8,000\n" in summarize_preparation(alone)
 
 
 def test_the_summary_of_an_experiment_has_its_size_memory_and_time():

@@ -180,7 +180,7 @@ def test_a_shortlist_has_rules_and_common_pieces(tmp_path):
     assert lists == [expected.get(number, []) for number in range(pieces)]
     registry = json.loads((tmp_path / "out" / "registry.json").read_text())
     assert registry["deen"]["lex"]["expectedSha256Hash"] == hashlib.sha256(file.read_bytes()).hexdigest()
-    with pytest.raises(UserError, match="has a rule of 2 pieces, .*prepare --shortlist=FILE"):
+    with pytest.raises(UserError, match="a rule of the shortlist has 2 subwords, .*prepare --shortlist=FILE"):
         FORMAT.write_shortlist(Shortlist({(7, 8): np.array([5])}, [], vocabs), tmp_path / "out")
 
 

@@ -176,7 +176,7 @@ def test_a_joint_vocabulary_has_one_list_of_pieces_and_two_normalizations(tmp_pa
     other = make_vocabs(VocabConfig(size=350), make_pairs("de"), tmp_path / "other")
     assert isinstance(other, Vocabs)
     files["target_model"] = str(tmp_path / "other" / "target.model")
-    with pytest.raises(UserError, match="different pieces, but vocab.joint is True"):
+    with pytest.raises(UserError, match="different subwords, but vocab.joint is True"):
         make_vocabs(VocabConfig(**files), [], tmp_path / "both")
 
 

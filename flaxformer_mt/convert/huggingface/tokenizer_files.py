@@ -146,7 +146,7 @@ def _names(ids: dict[str, int], size: int, path: Path) -> list[str]:
         )
     by_id = {number: name for name, number in ids.items()}
     if len(by_id) < len(ids):
-        raise UserError(f"{path} gives several pieces the same id; each piece needs an id of its own")
+        raise UserError(f"{path} gives several subwords the same id; each subword needs an id of its own")
     return [by_id.get(number) or f"<unnamed {number}>" for number in range(size)]
 
 

@@ -121,8 +121,9 @@ def _write_shortlist(shortlist: Shortlist, folder: Path) -> None:
     rules, vocabs = shortlist.rules, shortlist.vocabs
     if longer := next((key for key in rules if len(key) > 1), None):
         raise UserError(
-            f"the shortlist has a rule of {len(longer)} pieces, {' '.join(vocabs.source.pieces(longer))!r}; "
-            "those of bergamot have one: give a file of prepare --shortlist=FILE"
+            f"a rule of the shortlist has {len(longer)} subwords, "
+            f"{' '.join(vocabs.source.pieces(longer))!r}; those of bergamot have one: give a "
+            "file of prepare --shortlist=FILE"
         )
     source, target = (
         len(read_pieces((folder / entry[kind if kind in entry else "vocab"]["name"]).read_bytes()))
