@@ -113,9 +113,8 @@ class Parallel:
     ) -> Callable[..., Any]:
         """Compile a function for the devices; its results are sharded by `sharding_of`.
 
-        Args:
-          donate: the indices of the arguments whose memory the results may reuse.
-          partial: whether the results are partial sums of a function from `over_rows`.
+        `donate` has the indices of arguments whose memory the results may reuse. With `partial`, the results
+        are partial sums of a function from `over_rows`.
         """
 
         def sharded(*arguments: Any) -> Any:
@@ -322,7 +321,7 @@ class SplitParameters:
         )
 
     def digest(self, params: Any) -> str:
-        """Return a digest of arrays that several processes hold, which all call it; "" with one process."""
+        """Return a digest of the arrays of all processes, which call it together; "" with one process."""
         if process_count() == 1:
             return ""
         return b" ".join(exchange(digest_leaves(params).encode())).decode()
@@ -335,10 +334,7 @@ class SplitParameters:
         donate: tuple[int, ...] = (),
         **options: Any,
     ) -> Callable[..., Any]:
-        """Compile function(params, *arrays, **static); arrays and results are replicated on all devices.
-
-        The arguments are as in `compile_by_rows`.
-        """
+        """Compile a function as `compile_by_rows`, but for this mesh, with arrays and results replicated."""
 
         def on_mesh(params: Any, *arrays: Any, **static: Any) -> Any:
             with jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh):
