@@ -29,8 +29,8 @@ class Step(NamedTuple):
 
     slot: the cache slot to which the tokens are written. ancestry: which cached tokens belong to each
     hypothesis, bool [B, W, T, W] (`make_ancestry_mask`); for a recurrence, a `Continuation`. positions: the
-    positions of the tokens; inside blocks, only with rotary embeddings. bias: [1, H, W or 1, T], added to the
-    scores of the cached tokens.
+    positions of the tokens; inside blocks, None without rotary embeddings. bias: [1, H, W or 1, T], added to
+    the scores of the cached tokens.
     """
 
     slot: Array

@@ -75,7 +75,7 @@ def declare(module: nn.Module, name: str, init: Initializer, shape: tuple[int, .
 
 @dataclasses.dataclass(frozen=True)
 class Reshaped:
-    """Initializes an array of any shape as if it had the shape `shape`, such as a kernel as a matrix."""
+    """Initializes an array as if it had the shape `shape`, such as a kernel as the matrix it represents."""
 
     init: Initializer
     shape: tuple[int, ...]

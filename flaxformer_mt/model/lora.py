@@ -41,7 +41,7 @@ def is_table(path: str) -> bool:
 
 
 def matrix_axes(path: str, shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the sizes of the input axes and of the output axes of a matrix; if stacked, of one layer."""
+    """Return the sizes of the input axes and of the output axes of a matrix (of one layer, if stacked)."""
     names = path.split("/")
     own = tuple(shape)[STACKED in names :]
     # Of three axes, the first two are inputs in an attention's output [H, E, D] and a convolution [1, D, F].
@@ -107,7 +107,7 @@ def merge_factors(params: Any) -> Any:
 def merge_leaves(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Add the LoRA changes to the adapted matrices; return the parameters of the network, by path.
 
-    Leaves are JAX or numpy arrays and stay so; without factors, they are returned unchanged.
+    JAX arrays stay JAX arrays, and numpy arrays stay numpy arrays; without factors, all stay unchanged.
     """
     merged = {path: leaf for path, leaf in leaves.items() if not path.startswith(f"{FACTORS}/")}
     for name, leaf in leaves.items():

@@ -137,7 +137,7 @@ class Parallel:
         Args:
           batch: the index of the argument that is a batch; the others are parameters or equal for all rows.
           partial: whether to leave the sum over the axis data to `sum_parts`; if data exceeds 1, the results
-            then have a first axis data.
+            then have an additional first axis, data.
         """
         if self.device_count == 1:
             return lambda *arguments: function(*arguments, part=None)
@@ -334,7 +334,7 @@ class SplitParameters:
         donate: tuple[int, ...] = (),
         **options: Any,
     ) -> Callable[..., Any]:
-        """Compile a function as `compile_by_rows`, but for this mesh, with arrays and results replicated."""
+        """Compile a function like `compile_by_rows`, but for this mesh; arrays and results are replicated."""
 
         def on_mesh(params: Any, *arrays: Any, **static: Any) -> Any:
             with jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh):

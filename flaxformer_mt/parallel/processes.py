@@ -207,7 +207,7 @@ def let_first_conclude(name: str, report: str, conclude: Callable[[list[str]], s
     """Call `conclude` in process 0 with the reports of all processes; return its result in all processes.
 
     No device is used, so that a thread of each process may call this while the processes compute. `name`
-    distinguishes calls of different kinds; calls of one name have the same order in all processes.
+    distinguishes calls of different kinds; calls of one name must have the same order in all processes.
     """
     if process_count() == 1:
         return conclude([report])

@@ -136,7 +136,7 @@ def compile_ahead(
     parallel: Parallel,
     say: Callable[[str], object],
 ) -> None:
-    """Compile the programs for all of these arguments, or load them from the cache on disk.
+    """Compile the programs for all arguments in `every`, or load them from the cache on disk.
 
     `say` receives a progress message at most every 10 seconds. Raises UserError if the training step for a
     batch shape does not fit into the memory of the devices; CPUs report no memory and are not checked.
