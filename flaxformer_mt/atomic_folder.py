@@ -3,12 +3,10 @@
 All caches use `artifact`: it builds a folder once for all processes, verifies the folder whenever it is
 opened, and rebuilds a damaged folder. Checkpoints use the functions below `artifact`.
 
-A folder NAME is written as `.writing-NAME` (or `.writing-NAME-` and a random number), sealed with its
-manifest (file names, sizes and digests), and renamed to NAME. If it replaces an older NAME, the older folder
-is first renamed to `.replaced-NAME`. A folder to delete is renamed to `.removed-NAME-` and a random number
-before its files are deleted. So every visible folder is complete, and a killed process leaves only hidden
-folders, which `sweep_folders` removes. If the folder belongs to the local copy of a run in an object store,
-the new folder or its removal is then also applied to the store.
+A folder NAME is written as `.writing-NAME` or `.writing-NAME-RANDOM`, sealed with its manifest (file names,
+sizes and digests), and renamed. An older NAME is first renamed to `.replaced-NAME`, and a folder to delete to
+`.removed-NAME-RANDOM`. So every visible folder is complete, and a killed process leaves only hidden folders,
+which `sweep_folders` removes. Changes of a run's local copy are then also made in its object store.
 """
 
 import contextlib
@@ -38,7 +36,7 @@ MANIFEST_NAME = "manifest.json"
 MANIFEST_FORMAT = 1
 
 _WRITING, _REPLACED, _REMOVED = ".writing-", ".replaced-", ".removed-"
-# How often what was built is found damaged before the disk is held to be.
+# Number of builds after which a folder that is damaged again is blamed on the disk.
 _ATTEMPTS = 5
 # Seconds between two looks at the build of another process.
 _WAIT = 0.1
@@ -49,7 +47,7 @@ Result = TypeVar("Result")
 
 
 class BuildStopped(Exception):
-    """Raised in a build, or in a process that waits for one, when the build's `stop` event is set."""
+    """Raised when the event `stop` is set, in a build or in a process that waits for one."""
 
 
 def artifact(
@@ -62,9 +60,8 @@ def artifact(
 ) -> Result:
     """Load `folder`; if it is absent or damaged, build it: `build` writes its files and returns metadata.
 
-    The builder writes to `.writing-NAME` and locks this folder; other processes wait until it is finished.
-    Files that a killed builder has left are removed, or with `resume` passed to the next builder. When
-    another thread sets `stop`, a waiting process raises `BuildStopped`.
+    One process builds, in the locked folder `.writing-NAME`, and the others wait. With `resume`, the builder
+    gets the files of a killed one. When another thread sets `stop`, a waiting process raises `BuildStopped`.
     """
     for _ in range(_ATTEMPTS):
         if metadata := read_artifact(folder):
@@ -84,7 +81,7 @@ def artifact(
                     seal_folder(partial, build(partial), sync=False)
                 os.rename(partial, folder)
             except BaseException as error:
-                # Nobody goes on after an error; somebody may after a signal.
+                # A later build may resume after a signal, but not after an error.
                 if isinstance(error, Exception) or not resume:
                     shutil.rmtree(partial, ignore_errors=True)
                 if not (isinstance(error, OSError) and folder.is_dir()):  # built by another, without locks
@@ -93,10 +90,7 @@ def artifact(
 
 
 def read_artifact(folder: Path) -> tuple[Any] | None:
-    """Return the metadata of a cached folder in a tuple; None if the folder is absent.
-
-    A damaged folder is removed, with a warning, and counts as absent.
-    """
+    """Return (metadata,) of a cached folder; None if it is absent, or damaged: then warn and remove it."""
     if not os.path.lexists(folder):
         return None
     if damage := find_damage(folder):
@@ -188,10 +182,7 @@ def map_arrays(folder: Path, metadata: Any = None) -> dict[str, np.ndarray]:
 def new_folder(final: Path) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to `final` at the end, or removed after an error.
 
-    An existing folder with files is never replaced: if two commands create `final`, the first to finish wins.
-
-    Raises:
-      UserError: the folder cannot be created, or cannot be renamed to `final`.
+    Raises UserError if the folder cannot be created, or if `final` has files, which are never replaced.
     """
     try:
         partial = begin_folder(final)
@@ -240,10 +231,7 @@ def seal_folder(
 ) -> None:
     """Flush all `wanted` files to disk, then write the manifest, which lists them and holds the metadata.
 
-    Args:
-      metadata: JSON values.
-      wanted: whether the file with a relative name belongs in the manifest.
-      written: sizes and digests of files that another process has already flushed.
+    `metadata` has JSON values; `written` has sizes and digests of files that another process has flushed.
     """
     files = dict(written) | digest_files(
         folder, wanted=lambda name: wanted(name) and name not in written, sync=sync

@@ -1,8 +1,7 @@
 """The exceptions and the warning class for users, and helpers that write the texts of messages.
 
 Library functions raise and warn; only the commands print and choose an exit status. A command that a message
-suggests can be run as printed: it works with the current Python and folder, for an installed package and for
-a checkout.
+suggests can be run as printed, in the current folder and with the current Python.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ from pathlib import Path
 
 _DISTRIBUTION = "flaxformer-mt"
 _ROOT = Path(__file__).resolve().parents[1]
-# What a write meets when a disk, a quota, the inodes, or the largest file of the process is exceeded.
+# Errors of a write when the disk, the quota, the inodes or the process's file-size limit is exhausted.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -84,7 +83,7 @@ def find_url(path: str | Path) -> str:
 
 
 def find_cloud_path(path: str | Path) -> str:
-    """Return what is wrong with a cache path in an object store, such as gs://bucket/cache; else ""."""
+    """Return an error message if a cache path is in an object store, such as gs://bucket/cache; else ""."""
     if not (url := find_url(path)):
         return ""
     return (
@@ -103,10 +102,7 @@ def local_path(path: str | Path) -> Path:
 
 
 def folder_of_arrays(path: str | Path) -> Path:
-    """Return the local path of a run or a cache; raise UserError if its name is not UTF-8.
-
-    The libraries that store arrays need names in UTF-8.
-    """
+    """Return the local path of a run or cache; raise UserError if it is not UTF-8, as array files require."""
     folder = local_path(path)
     name = os.fsencode(folder.absolute())
     try:
@@ -152,7 +148,7 @@ def name_signal(number: int) -> str:
 
 
 def warn_user(message: str) -> None:
-    """Issue a `FlaxformerWarning`, located at the caller of the function that calls `warn_user`."""
+    """Issue a `FlaxformerWarning` that points to the caller of the function that calls `warn_user`."""
     warnings.warn(name_urls(message), FlaxformerWarning, stacklevel=3)
 
 
@@ -190,7 +186,8 @@ def command_line(*arguments: object) -> str:
 def install_command(*packages: str, extra: str = "") -> str:
     """Return the pip command that installs packages, and the packages of an extra, for the current Python.
 
-    For an extra, the versions are the test pins of a checkout, or else the requirements of the package.
+    The versions for an extra are those that a checkout pins for its tests, or else the package's
+    requirements.
     """
     wanted = [*packages, *(_requirements_of(extra) if extra else [])]
     return f"{shlex.quote(sys.executable)} -m pip install {shlex.join(wanted)}"
@@ -198,12 +195,7 @@ def install_command(*packages: str, extra: str = "") -> str:
 
 @contextlib.contextmanager
 def importing(extra: str, *, what: str) -> Iterator[None]:
-    """Turn an ImportError of the body into a UserError that says how to install the missing package.
-
-    Args:
-      extra: the extra of this package that installs it.
-      what: the feature that needs the package, with which the message begins.
-    """
+    """Turn an ImportError of the body into a UserError: "WHAT needs ...", with how to install `extra`."""
     try:
         yield
     except ImportError as error:

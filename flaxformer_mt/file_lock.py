@@ -19,11 +19,9 @@ class FileHasNoLock(Exception):
 
 
 def lock(file: int, *, wait: bool = False) -> None:
-    """Lock an open file or folder until it is closed.
+    """Lock an open file or folder until it is closed; raise FileHasNoLock if the file system has no locks.
 
-    Raises:
-      BlockingIOError: another process holds the lock, and `wait` is False.
-      FileHasNoLock: the file system does not support locks.
+    If another process holds the lock, wait for it or, without `wait`, raise BlockingIOError.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -34,12 +32,7 @@ def lock(file: int, *, wait: bool = False) -> None:
 
 
 def open_locked(path: Path) -> BinaryIO:
-    """Open a file for reading and writing, and lock it until it is closed; create the file if it is absent.
-
-    Raises:
-      BlockingIOError: another process holds the lock.
-      FileHasNoLock: the file system does not support locks.
-    """
+    """Open or create a file to read and write, and lock it until it is closed; errors are as in `lock`."""
     while True:
         stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         try:

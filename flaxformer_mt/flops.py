@@ -51,9 +51,8 @@ def real_work(
 ) -> Work:
     """Count the work of the real tokens, without padding, in a batch with masks [B, S] and [B, T].
 
-    For attention, every key of the query's own sentence counts, even keys after the query, to which causal
-    attention gives no weight. Keys of other sentences in a packed row do not count. This is the usual
-    convention (Chowdhery et al. 2022, appendix B).
+    For attention, all keys of the query's own sentence count, even those that causal attention masks; keys of
+    other sentences in a packed row do not. This is the usual convention (Chowdhery et al. 2022, appendix B).
     """
     if source_segments is None or target_segments is None:
         source, target = (np.count_nonzero(mask, axis=1) for mask in (source_mask, target_mask))
@@ -118,13 +117,11 @@ def training_flops(model: ModelConfig, work: Work, *, target_size: int) -> int:
 
     Each product of the forward pass needs two products in the backward pass, one per factor. In total, each
     weight costs 6 operations per token that it multiplies, and each element of a head's key and value costs 6
-    operations per query-key pair. The output layer, tied or not, counts as a product; an embedding look-up
-    does not. The sum over the position table (model.positions=one_vector), once per batch, is not counted.
+    operations per query-key pair. The output layer is counted, tied or not. Embedding look-ups are not, nor
+    is the sum over the position table once per batch (model.positions=one_vector).
 
-    Args:
-      model: the config of the network.
-      work: `real_work` to count the operations that the model needs, `padded_work` to count those executed.
-      target_size: V, entries of the target vocabulary.
+    `target_size` is V, the size of the target vocabulary. Pass `real_work` to count the operations that the
+    model needs, or `padded_work` to count those executed.
     """
     key_dim = model.key_dim or model.model_dim // model.num_heads
     value_dim = model.value_dim or model.model_dim // model.num_heads
@@ -185,10 +182,8 @@ _DECORATION = re.compile(r"NVIDIA|TESLA|GEFORCE|SXM\d*|\d+GB|HBM\d+E?")
 def peak_flops(config: Config, device_kind: str) -> float | None:
     """Return the peak operations per second of one device in `model.dtype`; None if its kind is unknown.
 
-    `train.peak_flops` overrides the table of known devices.
-
-    Args:
-      device_kind: JAX's name of the device, e.g. "NVIDIA H100 80GB HBM3", "Tesla T4", "TPU v5 lite".
+    `train.peak_flops` overrides the table of known devices. `device_kind` is JAX's name of a device, such as
+    "NVIDIA H100 80GB HBM3".
     """
     if config.train.peak_flops:
         return config.train.peak_flops

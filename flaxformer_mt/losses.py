@@ -68,7 +68,6 @@ def smoothed_cross_entropy(
       module: the model, bound to its parameters, with the method `output_layer` and its `kernels`.
       smoothing: the weight of label smoothing (Szegedy et al. 2016, section 7).
       chunk_tokens: about how many tokens have logits in memory at the same time; 0: all.
-      count: whether to count the correctly predicted tokens as well.
     """
     target, weights = jnp.asarray(batch.target_out), jnp.asarray(batch.target_mask, jnp.float32)
     weights = weights if batch.target_weights is None else weights * batch.target_weights

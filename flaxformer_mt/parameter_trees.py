@@ -84,10 +84,9 @@ def compare_specs(stored: Specs, wanted: Specs) -> list[str]:
 
 
 def average_leaves(tables: Iterable[Leaves]) -> Leaves:
-    """Average each leaf over several tables of parameters, in float64; the results have the leaf's dtype.
+    """Average each leaf over tables with equal paths, shapes and dtypes, in float64; keep the dtypes.
 
-    All tables have the same paths, shapes and dtypes. Leaves that are not floating-point numbers are taken
-    from the last table.
+    Leaves that are not floating-point numbers are taken from the last table.
     """
     sums: Leaves = {}
     newest: Leaves = {}

@@ -1,7 +1,6 @@
 """Facts about the processor: its name, the cores that this process may use, and its instruction sets.
 
-Imports neither JAX nor numpy: commands use it before they load these packages, and `doctor` even if they are
-missing.
+Imports neither JAX nor numpy, so that commands can use it before they load these packages or without them.
 """
 
 import os

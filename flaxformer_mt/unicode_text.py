@@ -24,10 +24,10 @@ INVISIBLE = "\u00ad\u061c\u200b\u200e\u200f\ufeff" + "".join(
 )
 # These and all white space, as strip methods and character classes take them.
 BLANKS = "".join(c for c in map(chr, range(0x3001)) if c.isspace()) + INVISIBLE
-# Marks that are no part of the word that they stand beside.
+# Punctuation that is not part of the adjacent word.
 MARKS = string.punctuation + "¡¿«»‘’‚“”„…–—、。！？，"
-# What the positions of alignments count: what is between spaces and tabs, as for fast_align and Moses, whose
-# files have them. A no-break space is in such a word.
+# The words that alignments number: text between spaces and tabs, as in the files of fast_align and Moses.
+# A no-break space does not end a word.
 WORD = re.compile(r"[^ \t\r\n]+")
 
 
@@ -47,9 +47,9 @@ def _compile_character() -> Any:
 def normalize(text: str) -> tuple[str, list[tuple[int, int]]]:
     """Normalize a text, so that texts that look alike become equal.
 
-    Returns the normalized text, and for each of its characters the span (start, end) in the original text.
-    The text is in NFKC, with single spaces for all white space, and without invisible characters. Glossaries,
-    required phrases, alignments and term scores all compare words by this form.
+    Returns the text in NFKC, with single spaces for all white space and without invisible characters, and for
+    each of its characters the span (start, end) in the original text. Glossaries, required phrases,
+    alignments and term scores all compare words by this form.
     """
     characters, spans = list[str](), list[tuple[int, int]]()
     for match in _compile_character().finditer(text):
@@ -89,7 +89,7 @@ def find_case(text: str) -> str:
     return "title_case" if len(long) > 2 and all(capitals) else ""
 
 
-# Bytes that are looked at.
+# Number of bytes that are examined.
 BEGINNING = 4096
 _MARKS = {
     b"\xff\xfe\x00\x00": "UTF-32LE",
@@ -138,7 +138,7 @@ def is_blank(text: str) -> bool:
 
 @functools.lru_cache(maxsize=1 << 12)
 def _is_invisible(character: str) -> bool:
-    """Return whether a character is invisible; signs that enclose numbers are visible format characters."""
+    """Return whether a character is invisible; format characters that enclose numbers are visible."""
     import regex
 
     invisible = r"[\s\p{Cc}\p{Cf}\p{Default_Ignorable_Code_Point}]"

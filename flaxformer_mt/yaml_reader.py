@@ -29,7 +29,7 @@ def load_yaml(content: str | bytes, name: str, *, as_text: bool = False) -> Any:
 def _check_size(content: str | bytes, name: str, most: int) -> None:
     """Raise UserError if values are nested too deeply, contain themselves, or are more than `most`.
 
-    Values that are referenced several times count each time.
+    A value that is referenced several times counts each time.
     """
     count, sizes = 0, dict[str | None, int]()
     opened: list[tuple[str | None, int]] = []

@@ -194,12 +194,10 @@ class EpochPlan:
     def likely_tokens(self, lengths: np.ndarray) -> list[int]:
         """Return, for each shape, a number of tokens of one side that a full batch will hardly exceed.
 
-        It is five standard deviations above the mean, or 0 if no batch has the shape. The deviation is the
-        sum of two: between the full batches of this plan, and between the pairs of different epochs, which
-        are treated as random samples. Packed plans, whose rows have several pairs, are not supported.
-
-        Args:
-          lengths: the numbers of tokens [N] of all pairs on this side.
+        `lengths` [N] has the tokens of all pairs on this side. The result is five standard deviations above
+        the mean, or 0 if no batch has the shape. The deviation is the sum of two: between the full batches of
+        this plan, and between the pairs of different epochs, which are treated as random samples. Packed
+        plans, whose rows have several pairs, are not supported.
         """
         examples, _, starts, stops, shape_numbers = self.groups
         counts = stops - starts
@@ -325,10 +323,7 @@ def _group_into_buckets(
     shapes: tuple[Shape, ...],
     random: np.random.Generator | None = None,
 ) -> Groups:
-    """Cut the pairs of each shape into batches; the last batch of a shape may be partly filled.
-
-    With `random`, `deal_evenly` distributes the pairs over the batches.
-    """
+    """Cut each shape's pairs into batches, with `random` by `deal_evenly`; the last may be partly filled."""
     lengths = source_lengths[examples], target_lengths[examples]
     numbers = smallest_shape(*lengths, shapes)
     del lengths

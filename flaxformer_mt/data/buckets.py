@@ -42,11 +42,9 @@ def make_shapes(
 
     Among all ascending sequences of shapes, dynamic programming finds the one with the least work, padding
     included. The source and target lengths of a shape are chosen separately, in multiples of
-    `config.length_multiple`. The number of rows is a multiple of `config.row_multiple`; it fills
-    `config.batch_tokens` on the longer side, up to `config.batch_pairs` rows.
-
-    Args:
-      least: the minimum source and target length of the last shape.
+    `config.length_multiple`; those of the last shape are at least `least`. The number of rows is a multiple
+    of `config.row_multiple`; it fills `config.batch_tokens` on the longer side, up to `config.batch_pairs`
+    rows.
     """
     chain = _best_chain(
         _levels(source_lengths, config.length_multiple, least[0], config.max_source_length),
@@ -65,13 +63,9 @@ def make_training_shapes(
 
     With data.batching=bucket, these are the shapes of `make_shapes`. With shuffle, all shapes have the same
     number of rows, and `make_shapes` chooses their lengths for the longest sentences of shuffled batches.
-    With pack, the only shape has the maximum lengths of the config.
-
-    Args:
-      headroom: whether lengths vary from epoch to epoch; then the last shape has the maximum lengths.
-
-    Raises:
-      UserError: all pairs are longer than the maximum lengths.
+    With pack, the only shape has the maximum lengths of the config. With `headroom`, for lengths that vary
+    from epoch to epoch, the last shape has the maximum lengths. Raises UserError if all pairs exceed the
+    maximum lengths.
     """
     longest = make_longest_shape(config)
     if config.batching == "pack":
@@ -116,7 +110,7 @@ def smallest_shape(
 
 
 def _first_holding(sizes: Sequence[int] | np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the index of the first of ascending sizes >= each length, uint16 [N]; len(sizes): none is."""
+    """Return, for each length, the index of the first ascending size >= it, uint16 [N]; len(sizes): none."""
     table = np.searchsorted(sizes, np.arange(lengths.max(initial=0) + 1)).astype(np.uint16)
     return table[lengths]
 

@@ -12,7 +12,7 @@ from flaxformer_mt.corpus.cleaning import mix_hashes
 from flaxformer_mt.corpus.pairs import Pairs
 from flaxformer_mt.vocab import Vocab
 
-# Lines that are looked at, evenly spaced over the set, and numbers of examples and of characters in a report.
+# Maximum number of evenly spaced lines to check, and numbers of examples and characters in a report.
 _MOST = 5000
 _EXAMPLES, _CHARACTERS = 5, 10
 _SHORT = 120

@@ -38,13 +38,10 @@ class EpochStores:
         unused: Collection[str] = (),
         **base_options: Any,
     ) -> None:
-        """Build the base store.
+        """Build the base store in the folder `root`; `base_options` are arguments of `TokenStore.build`.
 
-        Args:
-          root: the folder of the base store.
-          own_root: the folder of the stores of later epochs, which only this process writes; None: `root`.
-          unused: the columns that batches leave out because only the noise of the text needs them.
-          base_options: keyword arguments of `TokenStore.build` for the base store.
+        Stores of later epochs are built in `own_root`, to which only this process writes; None: `root`.
+        Batches leave out the columns `unused`, which only the noise of the text needs.
         """
         self.pairs, self._vocabs, self._unused = pairs, vocabs, unused
         self._own_root, self._drawing = own_root or Path(root), drawing
@@ -62,12 +59,9 @@ class EpochStores:
     def draw(self, epoch: int, drawn: np.ndarray, rates: NoiseConfig) -> tuple[TokenStore, np.ndarray]:
         """Return a store with the drawn pairs as they are in `epoch`, and their numbers in this store.
 
-        Without subword sampling and noise, it is the base store. Otherwise it is a new store that contains
-        only the drawn pairs; a pair that is drawn twice is sampled or changed by noise twice.
-
-        Args:
-          drawn: the numbers of the pairs in the base store.
-          rates: the noise of the stage.
+        `drawn` has numbers of pairs in the base store. Without subword sampling and noise (the `rates` of the
+        stage), the result is the base store. Otherwise it is a new store that contains only the drawn pairs;
+        a pair that is drawn twice is sampled or changed by noise twice.
         """
         drawing = self._drawing._replace(noise=self._drawing.noise._replace(rates=rates))
         if not self._drawing.active and not drawing.active:

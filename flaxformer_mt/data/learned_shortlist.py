@@ -22,14 +22,10 @@ def learn_lexicon(store: TokenStore) -> Lexicon:
 
 
 def make_shortlist(store: TokenStore, vocabs: Vocabs, *, candidates: int, common: int) -> Shortlist:
-    """Make a shortlist of the most probable translations of each source subword.
+    """Make a shortlist with the `candidates` most probable translations of each source subword.
 
-    A source subword that is also in the target vocabulary is always one of its own candidates, so that names
-    can be copied.
-
-    Args:
-      candidates: the number of translations of each source subword.
-      common: the number of frequent target subwords that are candidates for every sentence.
+    The `common` most frequent target subwords are candidates for every sentence. A source subword that is
+    also in the target vocabulary is always one of its own candidates, so that names can be copied.
     """
     _, counts = store.count_tokens(source_size=vocabs.source.size, target_size=vocabs.target.size)
     frequent = np.argsort(-counts, kind="stable")[:common]

@@ -32,17 +32,15 @@ def train_batches(
     share: RowShare = ALL_ROWS,
     accumulation: int = 1,
 ) -> Generator[tuple[Position, BatchArray], None, None]:
-    """Yield batches, each with the position after it, from which training can resume.
+    """Yield batches from `start` on, each with the position after it, from which training can resume.
 
-    Batches end only after the last stage of training, if there are stages. Batch (epoch, index) is determined
-    by the data, `config` and `seed`; to start at any position, only one epoch is planned. Threads keep
-    batches ready, even across the end of an epoch. While an epoch is in use, the plan of the next one is made
-    and, with subword sampling or noise, its token store is built. Closing the iterator ends the threads.
+    With stages of training, the batches end after the last stage. Batch (epoch, index) is determined by the
+    data, `config` and `seed`; to start at any position, only one epoch is planned. Threads keep batches
+    ready, even across the end of an epoch. While an epoch is in use, the plan of the next one is made and,
+    with subword sampling or noise, its token store is built. Closing the iterator ends the threads.
 
-    Args:
-      start: the position of the first batch.
-      share: the rows of each batch to build.
-      accumulation: the number of batches per step, which matters for stages whose length is given in steps.
+    Only the rows of `share` are built. For stages whose length is given in steps, a step has `accumulation`
+    batches.
     """
     import grain  # imported late: the import takes half a second
 

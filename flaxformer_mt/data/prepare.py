@@ -82,8 +82,6 @@ def prepare(
         target lengths.
       own_store: a folder for the stores of later epochs that only this process writes.
       overlap: whether to read the whole training set and report how many held-out pairs it contains.
-      shortlist: a shortlist to learn and write.
-      pool: the workers that check and tokenize the training set.
       vocabs: the vocabularies of another run, to use instead of the config's.
     """
     if run_dir is not None:
@@ -146,7 +144,7 @@ def _tokenize_train(config: Config, pairs: Pairs, vocabs: Vocabs, **options: Any
         vocabs,
         drawing=Drawing(config.vocab.sampling, config.seed, noise),
         varies=any(stage.noise.active for stage in read_stages(config.data)),
-        # With data.noise.tags, alignments may be there for the sake of the text alone.
+        # With data.noise.tags, alignments may be needed only for the noise of the text.
         unused=() if config.model.alignment.weight else ("alignment",),
         **options,
     )
@@ -212,7 +210,7 @@ def _describe_epochs(config: Config, train: EpochStores) -> dict[str, Any]:
 def plan_first_epoch(config: Config, train: EpochStores) -> Any:
     lengths = train.base.source_lengths, train.base.target_lengths
     shapes = make_training_shapes(*lengths, config=config.data, headroom=train.varies)
-    # Of one seed for all runs: what is compiled for these batches serves a sweep over seeds.
+    # With one seed for all runs, so that a sweep over seeds compiles its programs only once.
     plan = plan_epoch(*lengths, config=config.data, seed=0, epoch=0, parts=train.base.parts, shapes=shapes)
     return plan_summary(plan, *lengths)
 

@@ -45,7 +45,7 @@ class TextNoise(NamedTuple):
 
     @property
     def identity(self) -> list[Any]:
-        """JSON values that identify the noise; they differ if the noisy text may differ."""
+        """JSON values that differ if two settings may change a text differently."""
         return [_FORMAT, dataclasses.asdict(self.rates), sorted(self.symbols)]
 
     def apply(
@@ -58,11 +58,8 @@ class TextNoise(NamedTuple):
     ) -> tuple[list[Pair], list[np.ndarray] | None]:
         """Add noise to pairs and adapt their word alignments [K, 2], if any; neither side becomes empty.
 
-        The noise of a pair depends on its index and the seed, but not on the other pairs.
-
-        Args:
-          links: the word alignment of each pair; None: there are none.
-          languages: the source and target language of each pair.
+        The noise of a pair depends on its index and the seed, but not on the other pairs. `languages` has the
+        source and target language of each pair.
         """
         rates = np.array([getattr(self.rates, kind) for kind in _KINDS])
         draws = np.random.default_rng(seed).random((len(pairs), len(_KINDS))) < rates
@@ -124,7 +121,7 @@ def follow_words(links: np.ndarray, before: str, after: str) -> np.ndarray:
     shift = len(after) - len(before)
 
     def places(old: re.Match[str]) -> list[int]:
-        # The characters of the old word before and after the edit, where they are now.
+        # The new positions of the old word's characters before and after the edit.
         left = old.start(), min(old.end(), head)
         right = max(old.start(), len(before) - tail) + shift, old.end() + shift
         spans = [(start, end) for start, end in (left, right) if start < end]
@@ -172,10 +169,7 @@ def _has_text(text: str) -> bool:
 
 
 def hold(text: str, symbols: Sequence[str]) -> tuple[str, dict[int, str]]:
-    """Replace each symbol by a private-use character, to protect it; return the text and a translation table.
-
-    `text.translate(table)` puts the symbols back.
-    """
+    """Replace symbols by private-use characters; return the text, and a `str.translate` table to undo it."""
     free = (code for code in itertools.count(_PRIVATE) if chr(code) not in text)
     held: dict[int, str] = {}
     for symbol in sorted(symbols, key=len, reverse=True):
@@ -235,8 +229,8 @@ _MARKS = (chr(code) for code in range(0x21, 0xFF66) if unicodedata.category(chr(
 _M = f"[{''.join(map(re.escape, _MARKS))}]"
 _L = rf"[^\W\d_](?!{_M})"  # a letter that no combining mark follows
 _WORD = r"[^\s\U000F0000-\U0010FFFF]"
-# OpusTrainer's typos: what each replaces, and by which strings: one of them, at one random place. Only those
-# of spaces change the number of words.
+# OpusTrainer's typos: the pattern of the text to replace, and a function from a match to its possible
+# replacements. Only typos of spaces change the number of words.
 _EDITS: dict[str, tuple[str, Callable[[str], Sequence[str]]]] = {
     "char_swap": (rf"({_L})(?!\2){_L}", lambda two: [two[::-1]]),
     "missing_char": (rf"(?<=[^\W\d_]){_L}|{_L}(?=[^\W\d_])", lambda letter: [""]),
@@ -263,13 +257,13 @@ def edit(text: str, name: str, chance: random.Random) -> str:
     return text
 
 
-# Blocks of Unicode that random words are of: alphabets, kana, Han, Hangul, emoji.
+# Unicode blocks of the characters of random words: alphabets, kana, Han, Hangul, emoji.
 _BLOCKS = [
     tuple(int(end, 16) for end in block.split("-"))
     for block in "20-7e a0-ff 370-3ff 400-4ff 530-58f 590-5ff 600-6ff 900-97f 980-9ff a80-aff e00-e7f "
     "1000-109f 10a0-10ff 1780-17ff 3040-309f 30a0-30ff 4e00-9fff ac00-d7af 1f600-1f64f".split()
 ]
-# Lengths of random words in characters, and how many there are at most: those of OpusTrainer.
+# Lengths of random words in characters, and their maximum number, as in OpusTrainer.
 _SHORTEST, _LONGEST, _MOST = 2, 5, 6
 
 
@@ -278,10 +272,8 @@ def move_words(
 ) -> tuple[list[Pair], list[np.ndarray] | None]:
     """Replace some pairs by random text, and add random words to others, at the given rates.
 
-    The random numbers of a pair depend on the seed and the index of the pair.
-
-    Args:
-      links: the word alignment [K, 2] of each pair; None: there are none, and no words are added.
+    The random numbers of a pair depend on the seed and the pair's index. No words are added without `links`,
+    the word alignments [K, 2] of the pairs.
     """
     replaced = np.random.default_rng(seed).random(len(pairs)) < rates.random_text
     moved, points = list(pairs), None if links is None else list(links)
@@ -329,7 +321,7 @@ def add_words(pair: Pair, links: np.ndarray, share: float, chance: random.Random
     ]
     if not chosen:
         return pair, links
-    # What stands in the place of each word.
+    # For each word, the list of words that replaces it.
     sources, targets = ([[word] for word in side] for side in (source, target))
     for s, t in chosen:
         chance.random()  # unused: a seed gives the same text as in earlier versions

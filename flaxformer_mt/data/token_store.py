@@ -32,12 +32,12 @@ from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, open_workers
 _FORMAT = 2
 # Pairs tokenized at a time. Each chunk has its own seeds, so this number is part of the format.
 CHUNK = 16384
-# Chunks up to which the start of workers takes longer than they save.
+# Below this number of chunks, starting workers takes longer than they save.
 _FEW_CHUNKS = 5
 _PROGRESS = "progress.json"
-# Seconds after which a build makes sure that what it has written is on the disk, and records how much it is.
+# Seconds after which a build flushes its files to disk and records their sizes.
 _SAVE_SECONDS = 2.0
-# Tokens that are counted at a time.
+# Number of tokens that are counted at a time.
 _COUNTED = 1 << 22
 
 

@@ -19,7 +19,7 @@ from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.data.text_noise import TextNoise, move_words
 from flaxformer_mt.vocab import Vocabs
 
-# Part of the key of stores with random numbers: raise it when the same seed gives other ones.
+# Part of the key of stores with random numbers: raise it when the same seed gives other numbers.
 _DRAWING_FORMAT = 3
 NOTHING = np.zeros(0, np.int32)
 

@@ -29,8 +29,8 @@ class Step(NamedTuple):
 
     slot: the cache slot to which the tokens are written. ancestry: which cached tokens belong to each
     hypothesis, bool [B, W, T, W] (`make_ancestry_mask`); for a recurrence, a `Continuation`. positions: the
-    positions of the tokens; inside blocks, only with rotary embeddings. bias: [1, H, W or 1, T], added to the
-    scores of the cached tokens.
+    positions of the tokens; inside blocks, None without rotary embeddings. bias: [1, H, W or 1, T], added to
+    the scores of the cached tokens.
     """
 
     slot: Array
@@ -129,10 +129,7 @@ class MultiHeadAttention(nn.Module):
             self.sow(GUIDED, "head_keys", self.key.of_first_head(memory))
 
     def project_memory(self, memory: Array, positions: Array | None = None) -> KeyValues:
-        """Project a memory [B, M, D] to keys [B, H, K, M] and values [B, H, M, E] for all decoding steps.
-
-        The result has the format of `key_value_cache`.
-        """
+        """Project memory [B, M, D] to keys [B, H, K, M] and values [B, H, M, E] for all decoding steps."""
         keys, values = self.key(memory), self.value(memory)
         if positions is not None:
             keys = rotate(keys, positions)
@@ -168,11 +165,9 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Array, KeyValues]:
         """Attend from one token per beam, x [B, W, D], to itself and to the earlier tokens of its hypothesis.
 
-        Returns the output [B, W, D] and the updated cache.
-
-        Args:
-          prefix: projected memory that all beams of a row share, such as the source of a decoder-only model.
-          prefix_mask: bool [B, 1, 1, M], True for the tokens of the prefix.
+        Returns the output [B, W, D] and the updated cache. `prefix` is projected memory that all beams of a
+        row share, such as the source of a decoder-only model; `prefix_mask`, bool [B, 1, 1, M], marks its
+        tokens.
         """
         query, key, value = self.query(x), self.key(x), self.value(x)  # [B, W, H, K]
         if step.positions is not None:

@@ -1,7 +1,4 @@
-"""Transformer blocks: self-attention, cross-attention, feed-forward, and their residual connections.
-
-Blocks map hidden states to hidden states; the stacks in stack.py consist of blocks.
-"""
+"""Transformer blocks: self-attention, cross-attention, feed-forward, and their residual connections."""
 
 from flax import linen as nn
 

@@ -30,7 +30,7 @@ def make_logits(kernels: Kernels, x: Array, table: Array | Quantized, bias: Arra
 class ListedOutput(NamedTuple):
     """The columns of the output layer for the tokens of each batch row's own shortlist."""
 
-    # float32 in any dtype of the model: so few columns are multiplied faster in float32 on CPUs.
+    # float32 in any dtype of the model, since CPUs multiply so few columns faster in float32.
     kernel: Array  # [B, D, C]
     bias: Array | None  # [B, C]
     # Which columns belong to a token; the others are padding.
@@ -49,9 +49,8 @@ def make_listed_logits(
 ) -> Array:
     """Compute float32 logits [B, W, N + C] of hidden states x [B, W, D] for the tokens of shortlists.
 
-    Args:
-      own: the columns of each row's own C tokens, whose logits come last.
-      common: the rows [N, D] of the output table, and the biases [N], of N tokens that all rows share.
+    `common` has the rows [N, D] of the output table and the biases [N] of N tokens that all rows share; `own`
+    has the columns of each row's own C tokens, whose logits come last.
     """
     scores = kernels.product("BWD,BDC->BWC", x.astype(jnp.float32), own.kernel)
     scores = scores if own.bias is None else scores + own.bias[:, None]
@@ -154,10 +153,7 @@ class CachedDecoder(nn.Module):
         raise AssertionError("a subclass defines it")
 
     def _step(self, tokens: Array, cache: Cache, step: Step, length: int) -> tuple[Array, list[Any]]:
-        """Run the tokens [B, W] of a step; return hidden states [B, W, D] and the blocks' updated caches.
-
-        `length` is a static bound above all positions.
-        """
+        """Run tokens [B, W] at positions below `length`; return hidden states [B, W, D] and block caches."""
         raise AssertionError("a subclass defines it")
 
     def _bias_of(self, ages: Array) -> Array:

@@ -1,7 +1,6 @@
 """The decoder-only Transformer: one causal stack over source and target, or over the target alone.
 
-It maps token ids to logits and has the same interface as EncoderDecoder. The start symbol of the target
-separates source and target. Padding is passed as masks or segments.
+It has the same interface as EncoderDecoder. The start symbol of the target separates source and target.
 """
 
 from typing import Any

@@ -1,7 +1,4 @@
-"""The encoder-decoder Transformer (Vaswani et al. 2017), and its decoding with a cache.
-
-It maps token ids to logits. Padding is passed as masks or segments.
-"""
+"""The encoder-decoder Transformer (Vaswani et al. 2017), and its decoding with a cache."""
 
 import dataclasses
 import functools

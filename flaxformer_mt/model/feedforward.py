@@ -45,7 +45,7 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(config.dropout_rate if rate is None else rate)
 
     def _make_layer(self, features: int, *, fan_in: int, axes: str) -> Projection:
-        """Make a dense layer, kernel [input, output], or the same as a convolution, [1, input, output]."""
+        """Make a dense layer with a kernel [input, output], or [1, input, output] for a convolution."""
         config = self.config
         initializers = make_initializers(config)
         taps = (1,) if config.ffn_layer == "convolution" else ()

@@ -75,7 +75,7 @@ def declare(module: nn.Module, name: str, init: Initializer, shape: tuple[int, .
 
 @dataclasses.dataclass(frozen=True)
 class Reshaped:
-    """Initializes an array of any shape as if it had the shape `shape`, such as a kernel as a matrix."""
+    """Initializes an array as if it had the shape `shape`, such as a kernel as the matrix it represents."""
 
     init: Initializer
     shape: tuple[int, ...]
@@ -104,10 +104,10 @@ _variance_scaling = functools.cache(nn.initializers.variance_scaling)
 def make_initializers(config: ModelConfig) -> Initializers:
     """Make the initializers of the scheme that `model.initializer` names.
 
-    xavier_uniform, xavier_normal (Glorot and Bengio 2010), lecun_normal and normal use this distribution for
-    all matrices. Embeddings have variance 1 / D, so that embeddings scaled by sqrt(D) and tied logits have
-    variance 1. torch uses the defaults of PyTorch's layers, including biases. kokoyi and aiayn follow
-    documents 001 and 003.
+    xavier_uniform, xavier_normal (Glorot and Bengio 2010), lecun_normal and normal draw all matrices from the
+    distribution of that name. Embeddings have variance 1 / D, so that embeddings scaled by sqrt(D) and tied
+    logits have variance 1. torch uses the defaults of PyTorch's layers, including biases. kokoyi and aiayn
+    follow documents 001 and 003.
     """
     scheme = config.initializer
     if scheme == "torch":

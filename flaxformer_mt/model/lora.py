@@ -41,7 +41,7 @@ def is_table(path: str) -> bool:
 
 
 def matrix_axes(path: str, shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the sizes of the input axes and of the output axes of a matrix; if stacked, of one layer."""
+    """Return the sizes of the input axes and of the output axes of a matrix (of one layer, if stacked)."""
     names = path.split("/")
     own = tuple(shape)[STACKED in names :]
     # Of three axes, the first two are inputs in an attention's output [H, E, D] and a convolution [1, D, F].
@@ -65,13 +65,9 @@ def add_factors(
 ) -> Any:
     """Add initial factors for the matrices at these paths; they do not change the network's results yet.
 
-    `down` is uniform in [-1 / sqrt(I), 1 / sqrt(I)], and `up` is 0. The factors of a matrix depend neither on
-    the stacking of layers nor on which other matrices are adapted.
-
-    Args:
-      rank: the rank R of the factors.
-      alpha: the change of a matrix is scaled by alpha / rank.
-      embedding_rank: the rank for tables with one vector per token; 0: `rank`.
+    `down` is uniform in [-1 / sqrt(I), 1 / sqrt(I)], and `up` is 0; the scale is alpha / rank. The factors of
+    a matrix depend neither on the stacking of layers nor on which other matrices are adapted. Tables with one
+    vector per token have rank `embedding_rank`, if it is not 0.
     """
     leaves = flatten_tree(params)
     leaves[_SCALE] = jnp.asarray(alpha / rank, jnp.float32)
@@ -111,7 +107,7 @@ def merge_factors(params: Any) -> Any:
 def merge_leaves(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Add the LoRA changes to the adapted matrices; return the parameters of the network, by path.
 
-    Without factors, the parameters stay unchanged. Leaves are JAX arrays, or numpy arrays, which stay so.
+    JAX arrays stay JAX arrays, and numpy arrays stay numpy arrays; without factors, all stay unchanged.
     """
     merged = {path: leaf for path, leaf in leaves.items() if not path.startswith(f"{FACTORS}/")}
     for name, leaf in leaves.items():

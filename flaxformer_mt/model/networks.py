@@ -34,9 +34,7 @@ def make_model(
 ) -> Model:
     """Build the model that the config describes, for vocabularies of the given sizes.
 
-    Args:
-      platform, gathers_twice: as in `choose_kernels`. Without a platform, the reference kernels are used,
-        which run everywhere.
+    Without a `platform`, it has the reference kernels, which run everywhere; see `choose_kernels`.
     """
     kernels = Kernels() if platform is None else choose_kernels(config, platform, gathers_twice=gathers_twice)
     config = dataclasses.replace(config, scan_layers=config.scan_layers is True)  # auto: see `choose_scan`
@@ -50,13 +48,10 @@ def init_params(
 ) -> dict:
     """Initialize random float32 parameters.
 
-    The same key gives the same values, up to rounding, on all devices, with and without `model.scan_layers`,
-    because the key of each array is derived from `key` and the array's path in the layout without scanned
-    layers. Arrays of the same shape share one small program; a single program for all arrays would take
-    longer to compile than the training step.
-
-    Args:
-      sharding_of: returns the sharding of a parameter from its path and shape; None: the sharding of the key.
+    The same key gives the same values, up to rounding, on all devices, with and without `model.scan_layers`:
+    the key of each array is derived from `key` and the path of the array in unscanned layers. Arrays of the
+    same shape share one small program; a single program for all arrays would take longer to compile than the
+    training step. `sharding_of` returns the sharding for a path and a shape; None: the sharding of the key.
     """
     stacked = dataclasses.replace(model.config, scan_layers=True, remat="none")
     declared = _declare_params(model.clone(config=stacked, kernels=Kernels()))

@@ -39,7 +39,7 @@ def sinusoidal_half_table(length: int, model_dim: int) -> np.ndarray:
     return np.pad(table, [(0, 0), (0, model_dim % 2)])
 
 
-# What computes the table [length, D] of each kind of model.positions that has one.
+# Value of model.positions -> the function that computes its table [length, D].
 SINUSOIDAL_TABLES = {"sinusoidal": sinusoidal_table, "sinusoidal_halves": sinusoidal_half_table}
 
 

@@ -32,14 +32,14 @@ class Projection(nn.Module):
     kernel_init: Initializer
     bias_init: Initializer
     kernels: Kernels
-    # Whether the bias has a gradient here, not where the results are used.
+    # Whether the bias gets its gradient here; otherwise, where the results are used.
     bias_gradient: bool = True
 
     def setup(self) -> None:
         matrix = math.prod(self.inputs), math.prod(self.features)
         kernel_init = Reshaped(self.kernel_init, matrix)
         self.kernel = declare(self, "kernel", kernel_init, (*self.inputs, *self.features))
-        # [*features] of a quantized kernel, or None.
+        # The scale [*features] of a quantized kernel; else None.
         self.kernel_scale = self.get_variable("params", "kernel_scale")
         if self.use_bias:
             self.bias = declare(self, "bias", self.bias_init, self.features)

@@ -66,10 +66,7 @@ def continue_prefix(cache: Cache, *, length: int) -> Continuation:
 
 
 def find_starts(segments: Array | None) -> Array | None:
-    """Mark the first position of each segment in rows [B, T]: [[1 1 2 2 0]] gives [[1 0 1 0 1]].
-
-    None, for rows with one sentence each, gives None.
-    """
+    """Mark each segment's first position in [B, T]: [[1 1 2 2 0]] gives [[1 0 1 0 1]]; None gives None."""
     if segments is None:
         return None
     before = jnp.pad(segments[:, :-1], [(0, 0), (1, 0)], constant_values=-1)

@@ -27,10 +27,8 @@ def stack_layers(params: Any) -> Any:
         {"encoder": {"layers_0": {"scale": [1, 2]}, "layers_1": {"scale": [3, 4]}}}
         -> {"encoder": {"layers": {"scale": [[1, 2], [3, 4]]}}}
 
-    Numpy arrays stay numpy arrays; JAX arrays, traced or not, are allowed too.
-
-    Raises:
-      ValueError: the blocks of a stack are not numbered from 0, or differ in structure or shape.
+    Numpy arrays stay numpy arrays; JAX arrays, traced or not, are allowed too. Raises ValueError if blocks
+    are not numbered from 0, or differ in structure or shape.
     """
     if not isinstance(params, dict):
         return params

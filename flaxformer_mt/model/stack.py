@@ -1,7 +1,4 @@
-"""The parts that all models share: the embedding and the stack of blocks.
-
-A model passes the class of its blocks to `Stack`, and the mask rules of attention to each call.
-"""
+"""The parts that all models share: the embedding and the stack of blocks."""
 
 import functools
 from typing import Any
@@ -37,7 +34,7 @@ class Embedding(nn.Module):
 
     def setup(self) -> None:
         self.embedding = declare(self, "embedding", self.table_init, (self.size, self.model_dim))
-        # Whole, once for all its uses: the gradients of these are added up before devices exchange them.
+        # Gathered once for all its uses, whose gradients are added up before devices exchange them.
         self.table = gather(self.embedding, "VD")
         if self.bias_init is not None:
             self.bias = declare(self, "bias", self.bias_init, (self.model_dim,))
@@ -98,13 +95,9 @@ class Stack(nn.Module):
     ) -> Array:
         """Compute the input of the first block from embeddings [B, T, D] and positions [B, T] or [1, T].
 
-        Args:
-          embedded: the unscaled vectors of the embedding table.
-          length: a static bound above all positions, since the positions themselves may be traced.
-          packed: whether a row may hold several inputs, and so be longer than the longest input.
-
-        Raises:
-          UserError: `length` exceeds the positions that the config provides.
+        `embedded` has the unscaled vectors of the table. `length` is a static bound above all positions,
+        which may be traced. Raises UserError if `length` exceeds the positions that the config provides,
+        unless `packed`: then a row may hold several inputs and be longer than the longest one.
         """
         config = self.config
         longest = config.longest_input
@@ -143,11 +136,7 @@ class Stack(nn.Module):
         return scanned(self.layers, x)[0]
 
     def blocks(self) -> list[nn.Module]:
-        """Return the blocks as a list, for decoding.
-
-        Raises:
-          ValueError: `model.scan_layers` is on; decode with scan_layers=False and unstacked parameters.
-        """
+        """Return the blocks as a list, for decoding; raise ValueError with `model.scan_layers`."""
         if self.config.scan_layers:
             raise ValueError(
                 "model.scan_layers=True leaves no separate blocks to decode with; make the model with "

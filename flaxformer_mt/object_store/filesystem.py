@@ -58,7 +58,7 @@ class ObjectStore:
         return {
             name: " ".join(str(info[field]) for field in _VERSION_FIELDS if info.get(field) is not None)
             for name, info in named.items()
-            # Consoles of stores make objects that end in /, to show a folder; others must not leave ours.
+            # Web consoles create objects that end in / as folders; names with .. must not leave our folder.
             if not {"", ".", ".."} & set(name.split("/"))
         }
 

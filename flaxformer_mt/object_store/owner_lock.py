@@ -23,11 +23,7 @@ BEAT, SILENCE = 15.0, 60.0
 
 class OwnerLock:
     def __init__(self, store: ObjectStore) -> None:
-        """Take the lock; if it has an owner, wait up to a minute to see whether the owner is alive.
-
-        Raises:
-          UserError: another process owns the lock.
-        """
+        """Take the lock; if it has an owner, wait up to a minute, and raise UserError if the owner lives."""
         self._store, self._end = store, threading.Event()
         self._me = {"host": socket.gethostname(), "process": os.getpid(), "token": secrets.token_hex(8)}
         self._await_silence()

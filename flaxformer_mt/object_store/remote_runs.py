@@ -1,8 +1,7 @@
 """Runs in object stores: a local folder is kept as a copy of each run, and the other modules use this folder.
 
 `open_copy` returns the folder for the URL of a run. The other functions, such as `fetch` and `publish`,
-synchronize the folder and the store, which have the same files. For a folder that is not the copy of a run,
-they do nothing.
+synchronize this folder and the store. For a folder that is not the copy of a run, they do nothing.
 
     Reading     Small files are fetched when the run is opened, the arrays of a checkpoint when they are read.
     Publishing  An object appears atomically, but a folder does not. So the manifest of a checkpoint is
@@ -49,22 +48,18 @@ class Mirror:
 
     def __init__(self, store: ObjectStore, root: Path) -> None:
         self.store, self.root = store, root
-        # The objects that were there when we last looked, with their versions.
+        # Name -> version of each object when the store was last listed.
         self.objects: dict[str, str] = {}
-        # Of each file that equals its object: the version of the object, and size and time of the file.
+        # For each file that equals its object: the version of the object, and size and time of the file.
         self.equal: dict[str, list[str | int]] = {}
 
     def is_equal(self, name: str) -> bool:
-        """Return whether neither the file nor the object has changed since one was copied to the other."""
+        """Return whether file and object are both unchanged since one was copied to the other."""
         path = self.root / name
         return name in self.objects and path.is_file() and self.equal.get(name) == self._describe(name)
 
     def fetch(self, names: Iterable[str]) -> None:
-        """Download the named objects that differ from their files.
-
-        Raises:
-          FileNotFoundError: an object has been removed since the store was listed.
-        """
+        """Download objects that differ from their files; raise FileNotFoundError if one has been removed."""
         wanted = [name for name in names if name in self.objects and not self.is_equal(name)]
         self.store.download((name, self.root / name) for name in wanted)
         self.note(wanted)
@@ -138,7 +133,7 @@ class _Copy(Mirror):
         names = [n for n in self.files() if n.startswith(within) or not n.startswith(_CHECKPOINTS)]
         changed = {n for n in names if not self.is_equal(n)}
         for manifest in [n for n in changed if n in self.objects and n.startswith(_CHECKPOINTS)]:
-            # Other metrics change nothing but the manifest; what has other arrays is another checkpoint.
+            # New metrics change only the manifest; changed arrays mean another checkpoint.
             if any(n != manifest and n.startswith(f"{_folder_of(manifest)}/") for n in changed):
                 self.remove(_folder_of(manifest))
                 changed |= {n for n in names if n.startswith(f"{_folder_of(manifest)}/")}
@@ -312,7 +307,7 @@ def _take_folder(url: str) -> tuple[BinaryIO, Path]:
 
 # The folders of outputs that are being made, and where they go.
 _outputs: dict[Path, tuple[ObjectStore, str]] = {}
-# What a folder of inputs knows of the files in it, for the next command.
+# The record, for the next command, of the files of an input folder that equal their objects.
 _EQUAL = ".equal.json"
 
 

@@ -127,10 +127,9 @@ def lower_kept(
     results: Any = None,
     check: bool = True,
 ) -> Callable[[], Callable[..., Any]]:
-    """Load a program from the cache on disk, or trace it.
+    """Load a program from the cache on disk, or trace it; return a function that returns the compiled one.
 
-    Returns a function that returns the compiled program and may be called in any thread. If the program was
-    not cached, this function compiles it and writes it to the cache.
+    The function may be called in any thread; it compiles and caches a program that was not in the cache.
 
     Args:
       function: a result of `jax.jit`, without static arguments.
@@ -138,7 +137,6 @@ def lower_kept(
         check runs the program on these arguments, with zeros in place of ShapeDtypeStructs; arguments that
         are donated must be ShapeDtypeStructs.
       dependencies: what the program depends on, apart from its arguments, this package, JAX and the machine.
-      devices: the devices on which the program runs.
       results: a tree with the structure of the results; None: the results are a tuple of arrays.
       check: whether to cache a program only after its serialized copy has given the same results.
     """
@@ -176,7 +174,7 @@ def _keep(
     path: Path | None, build: Callable[[Path], Any], load: Callable[..., Any], make: Callable[[], Any]
 ) -> Any:
     """Load the cached folder at `path`, or build it first; if the folder is not usable, return `make()`."""
-    # No space, no permission, a program without a copy, or one of another JAX in spite of its name.
+    # No space, no permission, a program that cannot be serialized, or one of another JAX despite its name.
     with contextlib.suppress(OSError, ValueError, TypeError, RuntimeError):
         if path is not None:
             found = artifact(path, build, load)
@@ -203,10 +201,7 @@ def _write(
     *,
     check: bool,
 ) -> None:
-    """Write a program to a cache folder; with `check`, only if its serialized copy gives the same results.
-
-    On some devices, programs cannot be serialized.
-    """
+    """Write a program to a cache folder; with `check`, only if its serialized copy gives the same results."""
     from jax.experimental.serialize_executable import serialize
 
     program, _, structure = serialize(compiled)
@@ -296,7 +291,7 @@ def _describe_surroundings() -> dict[str, Any]:
     }
 
 
-# Of the package: what programs are traced from.
+# The modules of the package that programs are traced from.
 _TRACED = ("model", "kernels", "search", "decoding", "training", "parallel") + tuple(
     f"{name}.py" for name in ("losses", "shapes", "parameter_trees", "config/schema", "data/batch_array")
 )

@@ -59,10 +59,7 @@ def device_memory(device: jax.Device) -> tuple[int, int] | None:
 
 
 def choose_dtype(trained: str) -> str:
-    """Return the default dtype in which a trained model runs; `trained` is the dtype of its training.
-
-    It is float32 on a CPU that multiplies bfloat16 no faster than float32, and `trained` otherwise.
-    """
+    """Return the default dtype to run a model in: `trained`, or float32 on a CPU with slow bfloat16."""
     return "float32" if default_platform() == "cpu" and slow_bfloat16_reason() else trained
 
 
@@ -116,13 +113,9 @@ class DeviceLayout(NamedTuple):
 def choose_layout(
     config: Config, *, device_count: int, process_count: int = 1, platform: str = ""
 ) -> DeviceLayout:
-    """Return the layout that the config selects for a number of devices.
+    """Return the layout that the config selects; raise UserError if the axes do not fit devices or model.
 
-    Backend auto is pmap for pure data parallelism over several devices; otherwise, with fsdp or tensor above
-    1 or on one device, it is mesh.
-
-    Raises:
-      UserError: the axes do not fit the number of devices, or do not divide the sizes of the model.
+    Backend auto is pmap for pure data parallelism over several devices, and mesh otherwise.
     """
     parallel = config.parallel
     data, fsdp, tensor = _fill_axes(config, device_count, process_count)
@@ -130,8 +123,8 @@ def choose_layout(
         raise UserError("\n".join(problems))
     plain = fsdp == tensor == 1 and data > 1
     backend = ("pmap" if plain else "mesh") if parallel.backend == "auto" else parallel.backend
-    # Simulated devices share one memory: what each keeps takes memory as often as there are devices, and to
-    # gather is to copy. Accelerators would send twice as much.
+    # Simulated devices share one memory, which would hold a gathered matrix once per device, and gather by
+    # copying. Accelerators would send twice as much.
     return DeviceLayout(backend, data, fsdp, tensor, gathers_twice=fsdp > 1 and platform == "cpu")
 
 

@@ -113,9 +113,8 @@ class Parallel:
     ) -> Callable[..., Any]:
         """Compile a function for the devices; its results are sharded by `sharding_of`.
 
-        Args:
-          donate: the indices of the arguments whose memory the results may reuse.
-          partial: whether the results are partial sums of a function from `over_rows`.
+        `donate` has the indices of arguments whose memory the results may reuse. With `partial`, the results
+        are partial sums of a function from `over_rows`.
         """
 
         def sharded(*arguments: Any) -> Any:
@@ -138,7 +137,7 @@ class Parallel:
         Args:
           batch: the index of the argument that is a batch; the others are parameters or equal for all rows.
           partial: whether to leave the sum over the axis data to `sum_parts`; if data exceeds 1, the results
-            then have a first axis data.
+            then have an additional first axis, data.
         """
         if self.device_count == 1:
             return lambda *arguments: function(*arguments, part=None)
@@ -322,7 +321,7 @@ class SplitParameters:
         )
 
     def digest(self, params: Any) -> str:
-        """Return a digest of arrays that several processes hold, which all call it; "" with one process."""
+        """Return a digest of the arrays of all processes, which call it together; "" with one process."""
         if process_count() == 1:
             return ""
         return b" ".join(exchange(digest_leaves(params).encode())).decode()
@@ -335,10 +334,7 @@ class SplitParameters:
         donate: tuple[int, ...] = (),
         **options: Any,
     ) -> Callable[..., Any]:
-        """Compile function(params, *arrays, **static); arrays and results are replicated on all devices.
-
-        The arguments are as in `compile_by_rows`.
-        """
+        """Compile a function like `compile_by_rows`, but for this mesh; arrays and results are replicated."""
 
         def on_mesh(params: Any, *arrays: Any, **static: Any) -> Any:
             with jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh):

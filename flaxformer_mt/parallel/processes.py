@@ -38,18 +38,11 @@ def connect(
     process: int | None = None,
     detect: bool = False,
 ) -> None:
-    """Connect this process with the other processes of a job. Call it before any computation.
+    """Connect this process with the others of a job, before any computation; without arguments, do nothing.
 
-    Without arguments, this does nothing.
-
-    Args:
-      coordinator: HOST:PORT of process 0.
-      processes: the number of processes.
-      process: the number of this process, from 0.
-      detect: whether JAX finds these three values, on Slurm, GKE, TPU pods or under Open MPI.
-
-    Raises:
-      UserError: an argument is missing or invalid, or the connection fails.
+    `coordinator` is HOST:PORT of process 0, and `process` the number of this process, from 0. With `detect`,
+    JAX finds all values on Slurm, GKE, TPU pods or under Open MPI. Raises UserError if an argument is missing
+    or invalid, or the connection fails.
     """
     arguments = {"--coordinator": coordinator, "--processes": processes, "--process": process}
     missing = [name for name, value in arguments.items() if value is None]
@@ -214,7 +207,7 @@ def let_first_conclude(name: str, report: str, conclude: Callable[[list[str]], s
     """Call `conclude` in process 0 with the reports of all processes; return its result in all processes.
 
     No device is used, so that a thread of each process may call this while the processes compute. `name`
-    distinguishes calls of different kinds; calls of one name have the same order in all processes.
+    distinguishes calls of different kinds; calls of one name must have the same order in all processes.
     """
     if process_count() == 1:
         return conclude([report])
@@ -255,7 +248,7 @@ def first_then_others(make: Callable[[], T], *, name: str) -> T:
 
 @contextlib.contextmanager
 def work_together() -> Iterator[None]:
-    """Run the body in each process of a job; all of them end together.
+    """Make all processes of a job end together after the body, which each of them runs.
 
     The standard error of all processes but process 0 is discarded; their exceptions are still raised.
     """

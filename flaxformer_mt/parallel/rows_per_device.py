@@ -30,7 +30,7 @@ _split_cores = False
 def training_devices() -> list[jax.Device]:
     """Return the devices for training: all devices, or one per process after `use_cpu_cores_as_devices`.
 
-    So training gives the same results if a model was loaded before, for example in a notebook.
+    Training thus gives the same results if a model was loaded before it, for example in a notebook.
     """
     devices = find_devices()
     if not _split_cores or devices[0].platform != "cpu":
@@ -69,10 +69,7 @@ def split_rows() -> NamedSharding:
 
 
 def replicate_locally(tree: Any) -> Any:
-    """Replicate arrays on every local device; they may be sharded over the devices of several processes.
-
-    All processes call it together.
-    """
+    """Replicate arrays, even if sharded over processes, on every local device; all processes call it."""
     replicated = _replicated()
     if jax.process_count() == 1:
         return jax.device_put(tree, replicated)
@@ -100,13 +97,9 @@ def compile_by_rows(
 ) -> Callable[..., Any]:
     """Compile function(params, *arrays, **static); the first axis of all arrays and results must be rows.
 
-    Each local device runs the function on its part of the rows. The parameters must come from
-    `replicate_locally`.
-
-    Args:
-      static_argnames: the names of the arguments in `static`, which are compile-time constants.
-      donate: the indices of the arguments whose memory the results may reuse; params is number 0.
-      options: further options of `jax.jit`.
+    Each local device runs the function on its part of the rows, with parameters from `replicate_locally`.
+    `static_argnames` names the compile-time constants; `donate` has the indices of arguments whose memory the
+    results may reuse (0: params); `options` are further options of `jax.jit`.
     """
     options |= {"static_argnames": static_argnames, "donate_argnums": donate}
     if local_device_count() == 1:

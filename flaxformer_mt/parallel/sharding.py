@@ -198,7 +198,7 @@ def spec_of(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Part
 
 
 def fsdp_axis(path: str, dimensions: int) -> int | None:
-    """Return which dimension of the array at a path is split over fsdp, as an index; None if none is.
+    """Return the index of the dimension that is split over fsdp in the array at a path; None: no dimension.
 
     It is 1 for `layers_0/feedforward/output/kernel` [F, D], and 2 for the same of stacked layers, [L, F, D].
     """
@@ -211,7 +211,7 @@ def fsdp_axis(path: str, dimensions: int) -> int | None:
 def choose_placements(
     shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]
 ) -> dict[str, Placement]:
-    """Return the placement of each parameter, by path; raise ValueError unless one rule matches each."""
+    """Return the placement of each parameter, by path; raise ValueError unless exactly one rule matches."""
     placements = {}
     for path, shape in shapes.items():
         matching = [

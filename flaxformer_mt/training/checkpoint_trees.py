@@ -132,7 +132,7 @@ def split_stacks(leaves: Leaves) -> Leaves:
 
 
 def _name_stack(start: str) -> str:
-    """Return the last name of a path, `encoder` for 1/0/mu/encoder/: all trees have equal stacks."""
+    """Return the last name of a path, such as encoder of 1/0/mu/encoder/; all trees have the same stacks."""
     return start.rstrip("/").rpartition("/")[2]
 
 

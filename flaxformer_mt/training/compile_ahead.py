@@ -1,7 +1,6 @@
-"""Compiles the programs of all batch shapes before they are needed, several at a time.
+"""Compiles the training step and the validation loss for all batch shapes before they are needed.
 
-Otherwise each program is compiled when its batch shape first occurs, while the devices wait. This applies to
-the training step, before training, and to the validation loss, before the first evaluation.
+Otherwise, the devices would wait whenever a new batch shape is compiled.
 """
 
 import time
@@ -38,13 +37,7 @@ class ProgramsByShape:
     """A function with one compiled program per batch shape, compiled ahead or when the shape first occurs."""
 
     def __init__(self, jitted: Any, *, batch: int, on_disk: DiskCache | None = None) -> None:
-        """Wrap a function; nothing is compiled yet.
-
-        Args:
-          jitted: a result of `jax.jit`.
-          batch: the index of the function's argument that is a batch.
-          on_disk: how programs are cached on disk; None: they are not cached.
-        """
+        """Wrap a result of `jax.jit` whose argument number `batch` is a batch; nothing is compiled yet."""
         self.jitted, self._batch, self._on_disk = jitted, batch, on_disk
         self._programs: dict[Any, Callable[..., Any]] = {}
 
@@ -73,7 +66,7 @@ class ProgramsByShape:
         if self._on_disk is None:
             return self.lower(*shapes).compile
         dependencies, devices, results = self._on_disk
-        # Accelerators have no memory for a second state; one copy shows whether a processor can load copies.
+        # Accelerators lack memory for a second state; one check shows whether a CPU can load copies.
         check = devices[0].platform == "cpu" and not self._programs
         return lower_kept(self.jitted, shapes, dependencies, devices, results=results(*shapes), check=check)
 
@@ -85,11 +78,8 @@ class ProgramsByShape:
         """Compile the programs for several tuples of arguments, in as many threads as there are cores.
 
         The programs are traced one after the other, since tracing holds Python's global lock, and in the same
-        order in all processes.
-
-        Args:
-          every: tuples of arguments; only one program is compiled for batches of the same shape.
-          finish: called with a batch and the finished future of its program; returns the program.
+        order in all processes. `finish` gets a batch and the finished future of its program, and returns the
+        program.
         """
         distinct = {_key(arguments[self._batch]): arguments for arguments in every}
         threads = ThreadPoolExecutor(core_count(), thread_name_prefix="compile")
@@ -127,9 +117,7 @@ def compiles_ahead(config: Config, platform: str) -> bool:
 def find_shapes(config: Config, epochs: Iterable[dict[str, Any]], *, updates: int) -> list[Shape]:
     """Return the batch shapes that the remaining steps will use, the one with the most work first.
 
-    Args:
-      epochs: the result of `plan_summary` for one epoch of each stage of training.
-      updates: the number of steps that are left.
+    `epochs` has the `plan_summary` of one epoch per stage; `updates` is the number of steps that are left.
     """
     shapes = set()
     for batches in epochs:
@@ -148,13 +136,10 @@ def compile_ahead(
     parallel: Parallel,
     say: Callable[[str], object],
 ) -> None:
-    """Compile the programs for all of these arguments, or load them from the cache on disk.
+    """Compile the programs for all arguments in `every`, or load them from the cache on disk.
 
-    `say` receives a message about the progress, at most every 10 seconds.
-
-    Raises:
-      UserError: the training step for a batch shape does not fit into the memory of the devices. This is not
-        checked on CPUs, which report no memory.
+    `say` receives a progress message at most every 10 seconds. Raises UserError if the training step for a
+    batch shape does not fit into the memory of the devices; CPUs report no memory and are not checked.
     """
     arguments = list(every)
     compiled: list[Shape] = []
@@ -195,8 +180,8 @@ def _describe_excess(shape: Shape, config: Config, parallel: Parallel, reason: s
 # Numbers of source and target tokens, by the shape of the batch with padding.
 UnpaddedSizes = Mapping[Shape, tuple[int, int]]
 
-# Padding is removed only from shapes with at least this share of it: to take tokens out and to put them back
-# for attention costs about as much as so much padding.
+# Padding is removed only from shapes with at least this share of it: removing it, and restoring it for
+# attention, costs about as much as computing with this share.
 _LEAST_PADDING = 0.05
 
 
@@ -205,11 +190,8 @@ def find_unpadded_sizes(
 ) -> UnpaddedSizes:
     """Return the array sizes without padding for all batch shapes whose padding is worth removing.
 
-    Padding is removed only if the single device is a CPU and no token of the model reads the padding;
-    otherwise the result is {}.
-
-    Args:
-      plans: for each stage of training, the list `shapes` from the `plan_summary` of an epoch.
+    The result is {} unless the only device is a CPU and no token of the model reads padding. `plans` has, for
+    each stage of training, the list `shapes` of a `plan_summary`.
     """
     model = config.model
     reads_padding = model.padding_mask == "none" or model.decoder_self_attention == "ssru"
@@ -239,10 +221,7 @@ def find_unpadded_sizes(
 
 
 def fitting_sizes(batch: BatchArray, sizes: UnpaddedSizes) -> tuple[int, int] | None:
-    """Return the array sizes for a batch without padding; None if its padding stays.
-
-    Padding stays if `sizes` has no entry for the batch's shape, or if the batch has more tokens than that.
-    """
+    """Return the array sizes for a batch without padding; None if `sizes` has none that hold its tokens."""
     room = sizes.get(batch.shape)
     if room is None or any(side.mask.sum() > most for side, most in zip(batch.sides, room, strict=True)):
         return None

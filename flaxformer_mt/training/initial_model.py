@@ -103,8 +103,7 @@ def check_lora_start(config: Config, run_dir: Path) -> None:
 def adopt_network(config: Config, other: Config, *, new_vocab: bool) -> Config:
     """Return `config` with the network of `other` and, unless `new_vocab`, with its vocabulary.
 
-    Dropout, subword sampling and the execution settings of the network (dtype, kernels, remat) stay as they
-    are in `config`.
+    Dropout, subword sampling and execution settings (such as dtype, kernels, remat) stay as in `config`.
     """
     kept = {name: getattr(config.model, name) for name in _MODEL_FIELDS}
     changed = dataclasses.replace(config, model=dataclasses.replace(other.model, **kept))
@@ -132,11 +131,7 @@ def map_pieces(old: Vocab, new: Vocab) -> np.ndarray:
 
 
 def move_pieces(params: Any, fresh: Any, old: Vocabs, new: Vocabs) -> Any:
-    """Return parameters for a new vocabulary.
-
-    Subwords that the old vocabulary also has keep their parameters from `params`; the parameters of the
-    others come from `fresh`, a newly initialized model with the new vocabulary.
-    """
+    """Return `params` for a new vocabulary; new subwords get those of `fresh`, a newly initialized model."""
     source, target = map_pieces(old.source, new.source), map_pieces(old.target, new.target)
     leaves = {}
     for path, leaf in flatten_tree(params).items():

@@ -164,10 +164,7 @@ def _train_and_report(
 def _train(
     setup: TrainingSetup, tracker: Tracker, profile: Profile, clock: CompileClock, *, announce: bool
 ) -> None:
-    """Run the training loop until it ends or is interrupted.
-
-    Each iteration reads a batch, runs a step and logs it; validation and checkpoints follow when due.
-    """
+    """Run the training loop until it ends or is interrupted, with validation and checkpoints when due."""
     config, progress, state = setup.config, setup.progress, setup.state
     train, best_metric, count = config.train, config.train.metrics[0], config.optim.accumulation
     validation = None

@@ -24,7 +24,7 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
     """Build the optimizer that the config names; it expects gradients that are already clipped.
 
     Weight decay is decoupled (Loshchilov and Hutter 2019) and applies to matrices only, not to biases or the
-    parameters of normalization layers. From trees of all parameters, the optimizer uses the trained ones.
+    parameters of normalization layers. The optimizer takes trees of all parameters and uses the trained ones.
     """
     rules = {
         "adam": lambda: optax.adam(schedule, b1=config.b1, b2=config.b2, eps=config.epsilon),
@@ -164,9 +164,8 @@ def learning_rate(numbers: Hyperparameters, step: Array | int) -> Array:
 def warmup_updates(config: OptimConfig, *, total_steps: int) -> int:
     """Return the number of warm-up steps, in which the learning rate rises; 0: none.
 
-    This is `warmup_steps`, except for cosine and linear schedules, which must also fall by step
-    `total_steps`: if their warm-up would take all steps, as in a short trial of a recipe, it takes half of
-    the steps.
+    If the warm-up of a cosine or linear schedule would take all steps, as in a short trial of a recipe, it
+    takes half of the steps.
     """
     falls_until_the_end = config.schedule in ("cosine", "linear")
     if falls_until_the_end and config.warmup_steps >= total_steps:

@@ -21,12 +21,9 @@ class Profile:
     def __init__(
         self, directory: Path, updates: int, steps: tuple[int, int], *, say: Callable[[str], None]
     ) -> None:
-        """Choose the steps to record, after up to 10 steps in which programs are compiled.
+        """Record `updates` steps (0: none) of a loop from step `steps[0]` to step `steps[1]`.
 
-        Args:
-          updates: the number of steps to record; 0: none.
-          steps: the number of steps before the loop, and the number at its end.
-          say: receives the messages.
+        Up to 10 steps come before the recorded ones, because programs are compiled in the first steps.
         """
         self._directory, self._updates, self._say = directory, updates, say
         self._step, last = steps

@@ -249,7 +249,7 @@ def compile_train_step(
     dependencies, devices = [model.config, selected, config.parallel], list(parallel.mesh.devices.flat)
 
     def compile_by_shape(jitted: Any, batch: int, results: Callable[..., Any]) -> ProgramsByShape:
-        # The code of further loss terms is no part of what a kept program is found by.
+        # Cached programs are not looked up by the code of further loss terms.
         on_disk = None if loss_terms else DiskCache(dependencies, devices, results)
         return ProgramsByShape(jitted, batch=batch, on_disk=on_disk)
 

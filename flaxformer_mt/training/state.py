@@ -25,9 +25,9 @@ from flaxformer_mt.training.trained_parameters import find_targets
 _BY_LAYER = ("muon", "adafactor")
 
 
-# What a scan over layers costs an update on GPUs, which copy what each layer keeps for the backward pass, and
-# the core-seconds of compiling that it saves a layer and batch shape: Transformer-big, compiled for an H100,
-# takes 127.7 ms instead of 99.0, and 34 s on two cores instead of 77.
+# On GPUs, a scan over layers makes an update slower by this share, since it copies the activations that the
+# backward pass needs, and saves these core-seconds of compiling per layer and batch shape: Transformer-big on
+# an H100 takes 127.7 ms instead of 99.0, and compiles in 34 s on two cores instead of 77.
 _SCAN_COST, _SCAN_SAVES = 0.25, 7.0
 # FLOP/s of a GPU in training, as a share of its peak, and where the peak is not known.
 _GPU_SHARE, _GPU_FLOPS = 0.3, 50e12
@@ -39,13 +39,9 @@ def choose_scan(
 ) -> tuple[ModelConfig, str]:
     """Replace model.scan_layers=auto by True or False; return the model config, and the reason for the log.
 
-    auto scans over the layers only on GPUs, where it saves more compile time than the steps of the run lose
-    by the scan. It never scans for Muon and Adafactor, which treat an array as a whole and so need one array
-    per layer.
-
-    Args:
-      devices: the number of devices that share a batch.
-      cores: the number of processor cores that compile; None: all that this process may use.
+    auto scans over the layers only on GPUs, and only if this saves more compile time than it adds to all
+    steps. It never scans for Muon and Adafactor, which treat an array as a whole and so need one array per
+    layer. `devices` share a batch, and `cores` compile (None: all cores that this process may use).
     """
     model = config.model
     depths = [model.num_decoder_layers]
@@ -72,11 +68,7 @@ def choose_scan(
 
 
 def make_training_model(config: Config, parallel: Parallel, *, sizes: tuple[int, int]) -> tuple[Model, str]:
-    """Make the network for training; return it with the log message of `choose_scan`.
-
-    Args:
-      sizes: the sizes of the source and the target vocabulary.
-    """
+    """Make the network for vocabularies of `sizes` (source, target); return it and `choose_scan`'s reason."""
     network, layers = choose_scan(
         config,
         platform=parallel.platform,
@@ -97,9 +89,9 @@ def make_training_model(config: Config, parallel: Parallel, *, sizes: tuple[int,
 class TrainState:
     """Parameters, optimizer state, moving average and counters.
 
-    step: the number of steps so far, including skipped steps. ema_params: the exponential moving average of
-    the parameters, or None. skipped: the number of steps that were skipped because of a non-finite loss or
-    gradient. skipped_in_a_row: the number of steps skipped since the last step that was not skipped.
+    step: the number of steps so far, including skipped ones. ema_params: the exponential moving average of
+    the parameters, or None. skipped: how many steps were skipped because of a non-finite loss or gradient.
+    skipped_in_a_row: how many steps were skipped since the last step that was not.
     """
 
     step: Array
@@ -116,10 +108,7 @@ class TrainState:
 
 
 def init_training_params(model: Model, config: Config, seed: Array | int, **placement: Any) -> Any:
-    """Initialize the parameters of the network at random and, with optim.lora, the LoRA factors.
-
-    `placement` are keyword arguments of `init_params`.
-    """
+    """Initialize the network and, with optim.lora, LoRA factors; `placement` is passed to `init_params`."""
     key, lora = jax.random.key(seed), config.optim.lora
     params = init_params(model, key, **placement)
     if not lora.rank:

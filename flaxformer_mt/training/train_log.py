@@ -40,7 +40,7 @@ class Totals(NamedTuple):
         return {"loss": self.loss_sum / weight, **accuracy, **alignment}
 
 
-# So many updates in a row whose gradients are not finite, and which are skipped, end training.
+# Training ends after this many skipped updates in a row, whose gradients are not finite.
 _MOST_SKIPPED = 20
 
 

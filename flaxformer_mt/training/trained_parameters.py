@@ -24,7 +24,7 @@ def is_frozen(path: str, patterns: Sequence[str]) -> bool:
 
 
 def is_trained(path: str, optim: OptimConfig) -> bool:
-    """Return whether a parameter is trained; with optim.lora, factors and `also_train` parameters are."""
+    """Return whether a parameter is trained; with optim.lora, only factors and `also_train` are."""
     if optim.lora.rank:
         is_factor = path.startswith(f"{FACTORS}/") and path.endswith(("/down", "/up"))
         return is_factor or is_frozen(path, optim.lora.also_train)

@@ -168,10 +168,7 @@ def sum_losses(
 def make_gradient_step(
     model: Model, config: UpdateConfig, *, loss_terms: Sequence[LossTerm] = ()
 ) -> Callable[..., Sums]:
-    """Build the function that computes the summed gradient and losses of a batch (or microbatch).
-
-    `loss_terms` are added after the loss terms of the config.
-    """
+    """Build the function that sums gradient and losses, including `loss_terms`, over a (micro)batch."""
     terms = [*make_loss_terms(model.config, config), *loss_terms]
 
     def gradient_step(
@@ -261,9 +258,9 @@ def make_update(
 def _take_if(finite: Array, apply: Callable[..., Any], *state: Any, platform: str) -> Any:
     """Return apply(*state) if `finite`, else the state.
 
-    On a CPU this is a conditional, whose result XLA writes into the donated arrays; an elementwise selection
-    would need new arrays. Elsewhere it is an elementwise selection, since on a GPU the host would have to
-    wait for the gradient before it could launch a branch of a conditional.
+    On a CPU this is a conditional, whose result XLA writes into the donated arrays. Elsewhere it is an
+    elementwise selection, since the host of a GPU would wait for the gradient before it could launch a
+    branch.
     """
     if platform == "cpu":
         return jax.lax.cond(finite, apply, lambda *same: same, *state)

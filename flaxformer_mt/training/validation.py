@@ -43,8 +43,8 @@ class Validation:
     ) -> None:
         """Prepare validation; nothing is compiled yet.
 
-        `like` has the shapes of the model's parameters: if they are too large for one device, search uses
-        parameters that are split over the devices of `parallel`.
+        If parameters with the shapes of `like` are too large for one device, search splits them over the
+        devices of `parallel`.
         """
         assert prepared.valid_pairs is not None and prepared.valid is not None
         vocab = prepared.vocabs.target

@@ -42,7 +42,7 @@ class _Actor:
         try:
             return ray.get(self._actor.answer.remote(block))
         except RayActorError as error:
-            # Its last line names the cause, in one sentence and many more.
+            # The last line begins with the sentence that names the cause.
             cause = str(error).strip().split("\n")[-1].partition(". ")[0]
             raise WorkerLost(f"has died ({cause})") from None
 
@@ -54,13 +54,11 @@ class _Actor:
 def open_cluster(
     make: Callable[[], Any], address: str, count: int | None
 ) -> Iterator[tuple[Callable[[int], _Actor], int]]:
-    """Connect to a Ray cluster during the body; yield a function that starts an actor, and their number.
-    Args:
-      make: returns the function that processes a block; called once in each actor.
-      address: HOST:PORT or ray://HOST:PORT of the cluster; auto: the cluster that this machine belongs to;
-        local: a new cluster on this machine, which ends with this process.
-      count: the number of actors; None: one per accelerator of the cluster, or one per machine if it has no
-        accelerators.
+    """Connect to a Ray cluster during the body; yield a function that starts an actor, and how many to start.
+
+    `address` is HOST:PORT or ray://HOST:PORT of the cluster; auto: the cluster that this machine belongs to;
+    local: a new cluster on this machine, which ends with this process. `count` None: one actor per
+    accelerator of the cluster, or one per machine if it has no accelerators. `make` is as in `open_workers`.
     """
     # Ray would report its use over the network.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -69,7 +67,7 @@ def open_cluster(
         if place := re.fullmatch(r"(?:ray://)?\[?(.*?)\]?:(\d+)", address):
             socket.create_connection((place[1], int(place[2])), timeout=_PATIENCE).close()
         with warnings.catch_warnings():
-            # JAX warns of forks. Ray's end at once in other programs, its servers.
+            # JAX warns about forks, but Ray's forks at once execute other programs, its servers.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             ray.init(address, logging_level=logging.ERROR, log_to_driver=False, **local)
     except (OSError, OverflowError, ValueError, RuntimeError) as error:

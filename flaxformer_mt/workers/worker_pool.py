@@ -22,8 +22,8 @@ from flaxformer_mt.workers.worker_process import Answer, WorkerLost, WorkerProce
 
 # How often a block is tried: what kills three workers would kill a fourth.
 TRIES = 3
-# Blocks for each worker that are read before the first of them is yielded: its own, and one while that is the
-# last to be done. So memory is bounded, and no worker waits for the others.
+# Blocks per worker that are read before the first result is yielded: one to work on, and one to do next.
+# So memory is bounded, and no worker waits for the others.
 _AHEAD = 2
 
 
@@ -44,14 +44,11 @@ def choose_pool(workers: int | None, ray: str | None) -> PoolOptions:
 
 @contextlib.contextmanager
 def open_workers(make: Callable[[], Callable[[Any], Any]], pool: PoolOptions) -> Iterator[Any]:
-    """Start workers, and stop them after the body.
+    """Start workers, and stop them after the body; without workers, this process does their work.
 
     Yields a function `map_blocks(blocks, name=...)`, which yields the results of the blocks in order. `name`
-    returns the name of a block in messages, such as "lines 1 to 9".
-
-    Args:
-      make: returns the function that processes a block; it is pickled, and called once in each worker.
-      pool: the workers to start; without workers, this process does the work.
+    returns the name of a block in messages, such as "lines 1 to 9". `make`, which is pickled and called once
+    in each worker, returns the function that processes a block.
     """
     if pool == NO_POOL:
         function = make()

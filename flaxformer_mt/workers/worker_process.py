@@ -90,7 +90,7 @@ class WorkerProcess:
 
 def _serve(pipe: Connection, place: int) -> None:
     """Answer blocks until the pipe is closed, which also happens if the parent process is killed."""
-    # Before `make` imports JAX, which then looks for devices. Without such devices, they have no effect.
+    # Set before `make` imports JAX, which looks for devices; without such devices, they have no effect.
     os.environ |= {
         "JAX_CUDA_VISIBLE_DEVICES": str(place),
         "TPU_VISIBLE_CHIPS": str(place),
