@@ -161,11 +161,9 @@ def read_network(
 ) -> ModelConfig:
     """Return the ModelConfig that foreign options describe; raise UserError if it is not supported.
 
-    Args:
-      options: foreign options by name, from the file `path`.
-      others: foreign options without a field in ModelConfig -> supported values; None is always supported.
-      numbers: bounds of further foreign options.
-      equal: groups of further foreign options that must be equal.
+    others: foreign options without a field in ModelConfig -> supported values; None is always supported.
+    numbers: bounds of further foreign options.
+    equal: groups of further foreign options that must be equal.
     """
     names = [(field, expand_groups(field.theirs) if field.theirs else []) for field in fields]
     stored = {

@@ -27,10 +27,7 @@ _MARKS = re.compile("[\\s!-/:-@\\[-`{-~¡-¿‐-⁞\u3000-\u303f！-／：-＠�
 
 
 class TextBlock(NamedTuple):
-    """The texts of N pairs and their lengths in characters [N, 2].
-
-    first_side: 0, or 1 without a source language; the sources are then empty texts.
-    """
+    """The texts of N pairs, their lengths in characters [N, 2], and the first side that has text, 0 or 1."""
 
     texts: tuple[list[str], list[str]]
     lengths: np.ndarray
@@ -66,7 +63,7 @@ class Verdict:
 class CheckBlocks:
     """Checks blocks of pairs by the rules; without a source language, checks only the targets.
 
-    actions: what to do with the pairs that break a rule, by name: "off", "keep", "drop" or "refuse".
+    actions: name of a rule -> what to do with pairs that break it: "off", "keep", "drop" or "refuse".
     """
 
     rules: CleanConfig

@@ -88,10 +88,7 @@ def make_data_config(most: int | None, **others: Any) -> DataConfig:
 
 
 def num_positions(config: Config) -> int:
-    """Return the number of rows of position tables: 512, or more for longer inputs.
-
-    The maximum is model.max_positions.
-    """
+    """Return the length of position tables: 512, or more for longer inputs, up to model.max_positions."""
     longest = config.model.longest_input or LONGEST
     return min(longest, max(LONGEST, config.data.max_source_length, longest_target(config)))
 
