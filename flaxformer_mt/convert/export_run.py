@@ -45,7 +45,7 @@ class ExportResult(TypedDict, total=False):
     largest_difference: float
     # Largest absolute output.
     largest_output: float
-    # The argument `tolerance`.
+    # Accepted difference: the argument `tolerance`.
     tolerance: float
     # Compared outputs: logits, log_probs or target vectors.
     quantity: str

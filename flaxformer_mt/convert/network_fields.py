@@ -103,7 +103,7 @@ EVERY_FIELD = any_value(
 
 
 def value_of(model: ModelConfig, name: str) -> Any:
-    """Return the value of a field; None is replaced by its effective value, such as the head size."""
+    """Return the value of a field; None is replaced by the value in effect, such as the head size."""
     value = getattr(model, name)
     if value is None and name in ("key_dim", "value_dim"):
         return model.model_dim // model.num_heads

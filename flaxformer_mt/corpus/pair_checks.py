@@ -49,7 +49,7 @@ class Finding(NamedTuple):
 class Verdict:
     """The result of checking a block of N pairs.
 
-    kept: mask of the rows to keep, bool [N]. hashes: of both sides, uint64 [N, 2]. problems: by name.
+    kept: mask of the rows to keep, bool [N]. hashes: of both sides, uint64 [N, 2]. problems: by rule.
     sentences: digests of both sides, uint64 [N, 2]; without a source, both columns are digests of the target.
     """
 

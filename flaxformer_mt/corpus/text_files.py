@@ -247,7 +247,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def read_blocks(path: Path, starts: Sequence[int], *, number: int = 0) -> Iterator[list[bytes]]:
-    """Yield blocks of lines (see `read_lines`) from block `number` on; `starts` are from a `Scan` of the file."""
+    """Yield lines (see `read_lines`) in blocks, from block `number` on; `starts` come from a `Scan`."""
     with open_unpacked(path, start=starts[number]) as file:
         for index in range(number, len(starts)):
             size = starts[index + 1] - starts[index] if index + 1 < len(starts) else -1

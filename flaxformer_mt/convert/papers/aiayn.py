@@ -1,4 +1,4 @@
-"""Format aiayn: the class of attention-is-all-you-need-pytorch, and this project's file model.chkpt.
+"""Format aiayn: the class of the project attention-is-all-you-need-pytorch, and its file model.chkpt.
 
 The project's translate script makes the class from a few settings and then applies `trg_word_prj` itself,
 without the scale that `forward` applies. Therefore an export stores the projection separately and multiplies

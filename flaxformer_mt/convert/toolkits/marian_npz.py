@@ -489,7 +489,7 @@ def _read_names(path: Path) -> list[str]:
 
 
 def _make_list(names: list[str], size: int, path: Path) -> toolkit.PieceList:
-    """Return the subwords of one side, with the padding symbol at id `size`, the same on both sides."""
+    """Return the subwords of one side, with the padding symbol at id `size`, as on the other side."""
     eos, unk = (
         symbol if symbol in names else names[number] if number < len(names) else ""
         for symbol, number in (_EOS, _UNK)
