@@ -67,7 +67,7 @@ class Field(NamedTuple):
       `a & b` for two options whose values form a tuple, and "" for no option.
     values: mapping from foreign values to values of the field; or the supported values, which are the same in
       both systems (with no option, imported models get the first value); None: any value.
-    default: value of an absent option; ...: the option is required.
+    default: value of an absent option; Ellipsis: the option is required.
     """
 
     ours: str
@@ -225,7 +225,7 @@ def _join(stored: Mapping[str, Any], group: str) -> Any:
 
 
 def _find(values: Any, value: Any) -> Any:
-    """Return the value of ModelConfig for a foreign value; ... if the foreign value is not supported."""
+    """Return the value of ModelConfig for a foreign value; Ellipsis if the foreign value is not supported."""
     pairs = values.items() if isinstance(values, Mapping) else zip(values, values, strict=True)
     return next((ours for theirs, ours in pairs if _is_same(theirs, value)), ...)
 

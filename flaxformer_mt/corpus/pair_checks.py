@@ -139,7 +139,7 @@ def _find_blank(block: TextBlock) -> np.ndarray:
 
 
 def find_empty(block: TextBlock, rules: CleanConfig) -> np.ndarray:
-    """Find sides without visible text: empty, white space, byte order marks or marks of direction."""
+    """Find sides without visible text: empty, or only white space, byte order marks and direction marks."""
     return _first_side(_find_blank(block))
 
 

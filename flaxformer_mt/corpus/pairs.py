@@ -36,7 +36,7 @@ class Part(NamedTuple):
 class WordLinks(NamedTuple):
     """Word alignments of a split: row i has points[offsets[i]:offsets[i + 1]].
 
-    points: (source, target) word positions, int32 [K, 2]. identity: a digest that changes with the alignments.
+    points: (source, target) word positions, int32 [K, 2]. identity: digest that changes with the alignments.
     """
 
     points: np.ndarray

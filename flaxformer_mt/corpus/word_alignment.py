@@ -150,7 +150,7 @@ def align_corpus(
 
 
 def _number(sentences: Sequence[Sequence[str]]) -> Side:
-    """Number the distinct words from 1, ignoring case and the marks around a word; 0 is the empty word."""
+    """Number the distinct words from 1, ignoring case and punctuation around a word; 0 is the empty word."""
     numbers: dict[str, int] = {}
 
     @functools.lru_cache(maxsize=1 << 16)

@@ -137,7 +137,7 @@ def write_table(
 
 
 def _filter_table(table: Path, chosen: ScoreFilter, prefix: str, direction: Direction) -> int:
-    """Remove the rows that a score filter does not keep from a table; return the number of removed rows."""
+    """Remove rows from a table by a score filter; return the number of removed rows."""
     with table.open(encoding="utf-8", newline="\n") as file:
         rows = (line.rstrip("\n").split("\t") for line in file)
         pairs = ((source.removeprefix(prefix), target) for source, target, *_ in rows)
@@ -173,5 +173,5 @@ def write_report(folder: Path, report: dict[str, Any]) -> None:
 
 
 def _one_cell(text: str) -> str:
-    """Return the text with a space for each run of characters that end a cell or a line of a table."""
+    """Return the text with spaces instead of tabs and line ends, which would end a cell of a table."""
     return re.sub("[\t\r\n]+", " ", text).strip(" ")

@@ -222,7 +222,7 @@ class CTranslate2Backend:
         return results
 
     def _shortest(self, sentence: Sentence) -> int:
-        """Return the minimum length of a translation including the end symbol, at most its length limit."""
+        """Return the minimum length of a translation with the end symbol, at most the length limit."""
         options, length = self._search, len(sentence.source)
         return min(
             int(options.min_length_ratio * length + options.min_length_offset), self._lengths.limit(length)
