@@ -86,7 +86,7 @@ def _show_progress(doing: str, total: int, system: str, stream: TextIO | None) -
 
 
 class EvaluationResult(TypedDict, total=False):
-    """The result that `evaluate_run` returns and `evaluate` prints; the name of a further scorer is a key, too."""
+    """The result that `evaluate_run` returns and `evaluate` prints; scorers add keys of their names."""
 
     # Name of the split or of the source file; the files in RUN/translations/ have this name.
     name: str
