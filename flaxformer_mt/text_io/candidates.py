@@ -141,7 +141,7 @@ class AnswerChecks:
         ]
 
     def clean_all(self, source: str, answers: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Run `clean` on all answers to a source; also compare three or more, to find outliers and remarks."""
+        """Run `clean` on all answers to a source; also compare three or more to find outliers and remarks."""
         cleaned = [self.clean(source, answer) for answer in answers]
         texts, problems = [text for text, _ in cleaned], [problem for _, problem in cleaned]
         numbers = [number for number, problem in enumerate(problems) if not problem]
