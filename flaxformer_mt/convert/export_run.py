@@ -45,7 +45,7 @@ class ExportResult(TypedDict, total=False):
     largest_difference: float
     # Largest absolute output.
     largest_output: float
-    # Accepted difference, as given.
+    # Accepted difference: the argument `tolerance`.
     tolerance: float
     # Compared outputs: logits, log_probs or target vectors.
     quantity: str
@@ -55,7 +55,7 @@ class ExportResult(TypedDict, total=False):
     checked_on: str
     # Number of lines on which the exported tokenizer was compared with the run's.
     lines: int
-    # Number of these lines, and of language tags, with different ids.
+    # Number of these lines, and of language tags, whose ids differ.
     differing_lines: int
     # Name of the quantization, if any.
     quantization: str
@@ -168,7 +168,7 @@ def load_weights(
     trained = load_trained(run_dir, checkpoint=checkpoint, warn=warn)
     leaves = {path: np.asarray(leaf, np.float32) for path, leaf in flatten_tree(trained.params).items()}
     step = int(trained.progress.get("step", 0))
-    # The layout of these parameters is not part of the model: training an import of them chooses a new one.
+    # scan_layers is not a property of the exported model; training after an import chooses it again.
     model = dataclasses.replace(trained.config.model, scan_layers="auto")
     config = dataclasses.replace(trained.config, model=model)
     return Weights(config, trained.vocabs, leaves, trained.checkpoint, step)

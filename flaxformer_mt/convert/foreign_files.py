@@ -72,10 +72,7 @@ def check_equal(stored: Any, expected: dict[str, Any], path: Path) -> None:
 def check_fields(
     fields: Mapping[str, Any], kinds: Mapping[str, tuple[type, float, float]], path: Path
 ) -> None:
-    """Raise UserError unless options are None or numbers within bounds.
-
-    kinds: for each option its type (int or float), minimum and maximum.
-    """
+    """Raise UserError unless each field is None or within its bounds in `kinds`: (type, minimum, maximum)."""
     problems = []
     for name, (kind, low, high) in kinds.items():
         value = fields.get(name)

@@ -34,10 +34,7 @@ OUR_KEY = "flaxformer_mt"
 
 @dataclass(frozen=True)
 class Weights:
-    """A model to export or an imported model: config, vocabularies and parameters.
-
-    leaves: float32 parameters in host memory, by path.
-    """
+    """A model to export or an imported model; `leaves` are its float32 parameters in host memory, by path."""
 
     config: Config
     vocabs: Vocabs
@@ -94,18 +91,14 @@ def constraining_options(search: SearchConfig) -> list[str]:
 class Format:
     """A foreign format: functions that export, import and compare models.
 
-    problems: returns the reasons why the format cannot express a config; each names the field, its value and
-      the supported values.
+    problems: returns the reasons why the format cannot express a config, with supported values.
     more_problems: returns further reasons, which depend on parameters and vocabularies.
-    write: writes all files into an existing folder, with a quantization ("none": no quantization). None for
-      import-only formats.
-    open: loads the files with the foreign system and returns its forward function, for the parity check.
-      Takes the path and, for an import, the config and vocabularies that the user gives. None for import-only
-      formats, whose systems need not be installed.
+    write: writes all files into an existing folder, with a quantization. None for import-only formats.
+    open: loads the files with the foreign system and returns its forward function, for the parity check. For
+      an import, also gets the user's config and vocabularies. None for import-only formats.
     read: reads the files that `write` or the foreign system wrote; None for export-only formats.
     lost_options: lists the search options that are set but that the exported files cannot express.
-    compare_ids: compares the ids of the written tokenizer, loaded by the foreign system, with the run's;
-      returns entries for `ExportResult`.
+    compare_ids: compares the ids of the written tokenizer with the run's; returns entries for `ExportResult`.
     write_shortlist: adds a shortlist to a written folder; None if the foreign system supports no shortlist.
     """
 
@@ -130,7 +123,7 @@ def shapes_of(config: ModelConfig, *, source_size: int, target_size: int, **chan
 
 
 def absent_shapes(model: ModelConfig, fields: Iterable[str], **sizes: int) -> Shapes:
-    """Return the shapes of the parameters that a network would have if all of `fields` were True."""
+    """Return the shapes of the parameters that a network lacks because some of `fields` are False."""
     present = shapes_of(model, **sizes)
     whole = shapes_of(model, **sizes, **dict.fromkeys(fields, True))
     return {path: shape for path, shape in whole.items() if path not in present}
@@ -139,10 +132,7 @@ def absent_shapes(model: ModelConfig, fields: Iterable[str], **sizes: int) -> Sh
 def make_table(
     model: ModelConfig, vocabs: Vocabs, rules: Rules, what: str, absent: Iterable[str] = ()
 ) -> Table:
-    """Make the name table of a network.
-
-    `absent` are fields, such as attention_bias, whose parameters the foreign network always has.
-    """
+    """Make a name table; `absent` are fields whose parameters the foreign network always has."""
     sizes = {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
     return Table(shapes_of(model, **sizes), rules, what=what, absent=absent_shapes(model, absent, **sizes))
 
@@ -231,7 +221,7 @@ def fit_vocabulary(config: Config, vocabs: Vocabs) -> Config:
         size=target.size,
         source_size=None,
         joint=vocabs.joint,
-        # Two vocabularies may differ in size; with model files set, their sizes are not checked.
+        # With these files set, sizes are not checked, so the two vocabularies may differ in size.
         source_model="" if vocabs.joint else "vocab/source.model",
         target_model="" if vocabs.joint else "vocab/target.model",
         pad_id=target.pad_id,

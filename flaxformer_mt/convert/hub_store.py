@@ -1,7 +1,4 @@
-"""Downloads models from the Hugging Face Hub, and uploads exports to it.
-
-Models are named hf:OWNER/NAME or hf:OWNER/NAME@REVISION.
-"""
+"""Downloads models from the Hugging Face Hub and uploads exports; they are named hf:OWNER/NAME[@REVISION]."""
 
 from pathlib import Path
 from types import ModuleType

@@ -169,7 +169,7 @@ def _read_words(path: Path) -> Vocab:
 
 
 def choose_languages(weights: Weights, languages: Sequence[str], new_tags: Collection[str] = ()) -> Config:
-    """Return the config of a multilingual model for all directions between some of its languages.
+    """Return the config of a multilingual model for all directions between `languages`.
 
     For a model without language tags, `languages` are the source and the target language. `new_tags` are tags
     that will be added to the vocabulary.

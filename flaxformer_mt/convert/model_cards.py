@@ -1,7 +1,4 @@
-"""Makes README.md of an export, its model card: code that loads the model, training data, and scores.
-
-The templates of the card, and of the code for each library, are in cards/.
-"""
+"""Makes the model card of an export (README.md): code, training data and scores; templates are in cards/."""
 
 import functools
 import json
@@ -41,14 +38,7 @@ def make_card(
     report: Mapping[str, Any] | None = None,
     vocabs: Vocabs | None = None,
 ) -> str:
-    """Return the text of a model card.
-
-    Args:
-      config: config of the exported run.
-      export: entries of `ExportResult`: format, checkpoint and step.
-      report: report of the run, with the training data and the test scores.
-      vocabs: vocabularies of the run, for the input of the example.
-    """
+    """Return the text of a model card; `export` has the format, checkpoint and step of `ExportResult`."""
     report, directions = report or {}, find_directions(config.data)
     test, snippet = report.get("test") or {}, _SNIPPETS.get(export["format"], "state_dict")
     translates, scores = bool(config.data.source_language), list(_list_scores(test))
@@ -99,7 +89,7 @@ def _open_templates() -> Any:
 def _describe_source(config: Config, vocabs: Vocabs | None) -> dict[str, Any]:
     """Return an example source in the first direction of the model, and the tags that its tokenizer needs.
 
-    Tokenizers of models whose targets begin with a tag (`tag`) add the tag of the source themselves.
+    If targets begin with a tag (`tag`), the tokenizer itself adds the tag of the source.
     """
     direction = find_directions(config.data)[0]
     tags, vocab = choose_tags(config.data, direction), vocabs.target if vocabs is not None else None

@@ -92,8 +92,7 @@ class Constant:
     """A foreign array without a Flax parameter: a position table, or a bias that the Flax model lacks.
 
     optional: files may omit the array.
-    tolerance: largest accepted difference between the array of a file and `value`; TABLE_TOLERANCE for
-      sinusoidal tables.
+    tolerance: largest accepted difference from `value`; TABLE_TOLERANCE for sinusoidal tables.
     """
 
     theirs: str
@@ -168,10 +167,7 @@ class Table:
         return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if len(shapes) > 1 else shapes[0]
 
     def to_foreign(self, leaves: Leaves, *, tied: bool = True) -> Tensors:
-        """Convert Flax parameters to foreign arrays; with `tied`, tied names refer to the same array.
-
-        Without `tied`, only the first of several tied names is returned.
-        """
+        """Convert Flax parameters to foreign arrays; without `tied`, return one of several tied arrays."""
         tensors: Tensors = {}
         built: dict[tuple[_Part, ...], np.ndarray] = {}
         for name, entry in self._entries.items():
@@ -196,12 +192,9 @@ class Table:
     ) -> Leaves:
         """Convert foreign arrays to Flax parameters; the exact inverse of `to_foreign`.
 
-        Raises UserError if names, shapes or constants differ from the table.
-
-        Args:
-          tensors: numpy arrays, or objects with a shape that convert to numpy (`__array__`).
-          may_omit_tied: whether a file may omit a name if another name has the same array.
-          origin: name of the file in errors.
+        `tensors` are numpy arrays, or objects with a shape that convert to numpy. `may_omit_tied`: whether a
+        name may be missing if another name has the same array. Raises UserError if names, shapes or constants
+        differ from the table.
         """
         problems = self._compare(tensors, may_omit_tied)
         if problems:
@@ -338,12 +331,9 @@ def read_names(
     A line with groups (a|b) stands for one line per alternative; the alternatives of both columns correspond
     in their order. `output` is the output matrix, which may be tied to the target embedding.
 
-    Args:
-      prefix: prefix of all foreign names.
-      parameters: Flax name of a parameter -> suffix of the foreign name.
-      layouts: pattern for the end of a Flax path -> layout of the array.
-      half_width: whether the foreign model has all sines before all cosines, which permutes the model's
-        width.
+    parameters: Flax name of a parameter -> suffix of the foreign name.
+    layouts: pattern for the end of a Flax path -> layout of the array.
+    half_width: whether all sines precede all cosines in the foreign model, which permutes its width.
     """
     rules = []
     for ours, theirs in (line.split() for line in text.split("\n") if line.strip()):
@@ -399,10 +389,7 @@ def _find(values: Mapping[str, Any], path: str) -> Any:
 
 
 def half_split_order(width: int) -> np.ndarray:
-    """Return the Flax column of each foreign column if the foreign model has all sines before all cosines.
-
-    For width 5, these are 0, 2, 4, 1, 3.
-    """
+    """Return the order of Flax columns in a model with all sines before all cosines; width 5: 0 2 4 1 3."""
     return np.concatenate([np.arange(0, width, 2), np.arange(1, width, 2)])
 
 
@@ -412,7 +399,7 @@ def half_split(rule: Rule) -> Rule:
     return rule if axis is None else replace(rule, layout=_permute(rule.layout, axis))
 
 
-@functools.cache  # equal layouts make tied names one array
+@functools.cache  # tied names need equal layouts to share an array
 def _permute(layout: Layout, axis: int) -> Layout:
     def to_foreign(array: np.ndarray) -> np.ndarray:
         return layout.to_foreign(np.take(array, half_split_order(array.shape[axis]), axis))

@@ -67,7 +67,7 @@ class Field(NamedTuple):
       `a & b` for two options whose values form a tuple, and "" for no option.
     values: mapping from foreign values to values of the field; or the supported values, which are the same in
       both systems (with no option, imported models get the first value); None: any value.
-    default: value of an absent option; ...: the option is required.
+    default: value of an absent option; Ellipsis: the option is required.
     """
 
     ours: str
@@ -103,7 +103,7 @@ EVERY_FIELD = any_value(
 
 
 def value_of(model: ModelConfig, name: str) -> Any:
-    """Return the value of a field; None is replaced by its effective value, such as the head size."""
+    """Return the value of a field; None is replaced by the value in effect, such as the head size."""
     value = getattr(model, name)
     if value is None and name in ("key_dim", "value_dim"):
         return model.model_dim // model.num_heads
@@ -161,11 +161,9 @@ def read_network(
 ) -> ModelConfig:
     """Return the ModelConfig that foreign options describe; raise UserError if it is not supported.
 
-    Args:
-      options: foreign options by name, from the file `path`.
-      others: foreign options without a field in ModelConfig -> supported values; None is always supported.
-      numbers: bounds of further foreign options.
-      equal: groups of further foreign options that must be equal.
+    others: foreign options without a field in ModelConfig -> supported values; None is always supported.
+    numbers: bounds of further foreign options.
+    equal: groups of further foreign options that must be equal.
     """
     names = [(field, expand_groups(field.theirs) if field.theirs else []) for field in fields]
     stored = {
@@ -227,7 +225,7 @@ def _join(stored: Mapping[str, Any], group: str) -> Any:
 
 
 def _find(values: Any, value: Any) -> Any:
-    """Return the value of ModelConfig for a foreign value; ... if the foreign value is not supported."""
+    """Return the value of ModelConfig for a foreign value; Ellipsis if the foreign value is not supported."""
     pairs = values.items() if isinstance(values, Mapping) else zip(values, values, strict=True)
     return next((ours for theirs, ours in pairs if _is_same(theirs, value)), ...)
 

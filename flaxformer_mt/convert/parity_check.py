@@ -28,12 +28,7 @@ Ids = list[list[int]]
 
 @dataclass(frozen=True)
 class Parity:
-    """The result of a parity check.
-
-    largest_difference, largest_output: largest absolute values at target tokens other than padding. quantity:
-    logits, log_probs or target vectors. tokens: number of compared target tokens. checked_on: description of
-    the compared sentences.
-    """
+    """The result of a parity check; the largest values are taken over target tokens other than padding."""
 
     largest_difference: float
     largest_output: float
@@ -55,10 +50,7 @@ def check_tolerance(tolerance: float) -> None:
 
 
 class OwnOutputs(NamedTuple):
-    """Batches and the outputs of the Flax model for each batch.
-
-    quantity: logits, log_probs or target vectors. checked_on: description of the sentences in the batches.
-    """
+    """Batches and the outputs of the Flax model for each; `checked_on` describes the sentences in them."""
 
     batches: list[Batch]
     outputs: list[np.ndarray]
@@ -129,10 +121,7 @@ def make_batches(weights: Weights, *, read_data: bool = True) -> tuple[list[Batc
 
 
 def read_sample(weights: Weights, most: int) -> tuple[Ids, Ids, str]:
-    """Return the ids of the first `most` pairs of a split of the run's data, and the name of the split.
-
-    The split is the validation set or, if there is none, the test set or the training set.
-    """
+    """Return the ids of the first `most` pairs of the first split in _SPLITS that exists, and its name."""
     config, vocabs = weights.config, weights.vocabs
     split = next((name for name in _SPLITS if has_split(config.data, name)), _SPLITS[-1])
     pairs = read_pairs(config.data, split)

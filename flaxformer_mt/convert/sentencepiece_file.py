@@ -48,8 +48,8 @@ def renumber(
     Names that `model` lacks can be decoded but do not occur in segmented text, with two exceptions: language
     codes (>>fr<<) at the start of a text, and names that consist of characters unknown to `model`, because
     transformers looks up unknown characters by their spelling. Subwords of `model` that are not in `names`
-    are dropped, so that text is segmented into others. Names in `unused` occur in no text. Raises UserError
-    if the special symbols are not in `names`, or if a model that is not unigram lacks names.
+    are dropped, so text is segmented into other subwords. Names in `unused` occur in no text. Raises
+    UserError if the special symbols are not in `names`, or if a model that is not unigram lacks names.
     """
     settings = read_settings(model, origin=origin)
     proto = parse_model(model, origin=origin)

@@ -147,10 +147,7 @@ def _make_dict(*arguments: Any) -> dict[Any, Any]:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint, which is a dict, without executing code in it; raise UserError if it needs code.
-
-    Tensors in a zip archive are memory-mapped, so that they are read when they are used.
-    """
+    """Read a checkpoint, which is a dict, without executing code in it; raise UserError if it needs code."""
     if not path.is_file():
         raise UserError(f"{path} does not exist; give its folder or the file itself as --input=PATH")
     try:
@@ -213,7 +210,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 def _find_classes(path: Path) -> set[str]:
-    """Return the names of classes and functions in the pickles of a file that PyTorch does not allow."""
+    """Return the names of all classes and functions in a file's pickles that PyTorch does not allow."""
     known = set(torch._weights_only_unpickler._get_allowed_globals())
     if not zipfile.is_zipfile(path):
         with path.open("rb") as file:

@@ -1,6 +1,6 @@
 """Cleans sentence pairs by the rules of `CleanConfig`: selects rows to keep, and reports problems.
 
-Pairs are identified by row numbers in all kinds of data sets. Workers check blocks of pairs (pair_checks.py).
+Workers check blocks of pairs (pair_checks.py).
 """
 
 import functools
@@ -22,7 +22,7 @@ from flaxformer_mt.scoring.score_filters import read_filters
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
 from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, open_workers
 
-# Blocks up to which the start of workers takes longer than the checks.
+# Up to this number of blocks, starting workers takes longer than the checks.
 _FEW_BLOCKS = 16
 # Problem of a pair -> its description in messages.
 _PROBLEMS = {
@@ -37,7 +37,7 @@ _PROBLEMS = {
 }
 _WITHOUT_SOURCE = _PROBLEMS | {"empty": "no text", "too_long": "too many characters"}
 PROBLEM_WORDS = _PROBLEMS | {"weight_0": "weight 0", "scores": "the score of the pair is too low"}
-# Action for a problem -> its description: what happens to the pairs that have the problem.
+# Action for a problem -> what happens to pairs with the problem, in messages.
 ACTION_WORDS = {"drop": "left out", "keep": "kept", "refuse": "refused"}
 # Part of the cache key: raise it when the rules or the cached files change, so that older files are ignored.
 _FORMAT = 4
@@ -47,7 +47,8 @@ class Cleaned(NamedTuple):
     """The result of cleaning a split of N pairs.
 
     rows: numbers of the rows to keep, int64; None: all. hashes: of both sides of each row, uint64 [N, 2].
-    report: counts, and the problems found. sentences: digests of both sides of each row, uint64 [N, 2].
+    report: counts and problems. sentences: like hashes, but equal for texts that only differ in case, white
+    space and punctuation.
     """
 
     rows: np.ndarray | None
@@ -181,16 +182,13 @@ def describe_rules(rules: CleanConfig) -> dict[str, Any]:
 
 
 def _find_repetitions(hashes: np.ndarray, keep: np.ndarray) -> np.ndarray:
-    """Return the kept rows, ascending, that repeat an earlier kept row; hashes: uint64 [N, 1 or 2].
-
-    Pairs are first compared by one 64-bit number, and if these are equal, by all 128 bits.
-    """
+    """Return the kept rows, ascending, that repeat an earlier kept row; hashes: uint64 [N, 1 or 2]."""
     values, rows = mix_hashes(hashes)[keep], np.flatnonzero(keep)
-    order = np.argsort(values, kind="stable")  # equal ones stay in the order of their rows
+    order = np.argsort(values, kind="stable")  # equal values stay in the order of their rows
     values, rows = values[order], rows[order]
     again = np.flatnonzero(values[1:] == values[:-1]) + 1
     first = rows[np.searchsorted(values, values[again])]
-    alike = (hashes[rows[again]] == hashes[first]).all(axis=1)
+    alike = (hashes[rows[again]] == hashes[first]).all(axis=1)  # equal in all 128 bits
     return np.sort(rows[again[alike]])
 
 

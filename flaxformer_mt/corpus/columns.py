@@ -65,7 +65,7 @@ class Column(abc.ABC):
 
     @abc.abstractmethod
     def open(self, pairs: Pairs, sides: Mapping[str, Side]) -> Self:
-        """Return a copy with the values of the stored pairs; `sides` are the arrays of the store."""
+        """Return a copy with the values of `pairs`; `sides` are the arrays of the tokenized data, by name."""
 
     @abc.abstractmethod
     def lay_out(self, batch: Layout) -> np.ndarray:
@@ -127,10 +127,7 @@ class Links(Column):
         return ",".join(links.identity if links else "none" for links in self.sets)
 
     def take(self, parts: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
-        """Return the alignment points [K, 2] of each pair, given its data set (`parts`) and its row.
-
-        Pairs of a data set without alignments have no points.
-        """
+        """Return the alignment points [K, 2] of each pair, given its data set (`parts`) and its row."""
 
         def read(part: int, row: int) -> np.ndarray:
             if (links := self.sets[part]) is None:

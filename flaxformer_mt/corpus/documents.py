@@ -18,11 +18,7 @@ SEPARATOR = "<sep>"
 
 
 class Context(NamedTuple):
-    """The context of a source sentence.
-
-    lines: maximum number of preceding lines that a model reads as context. longest: maximum number of tokens
-    of context lines, source and eos together.
-    """
+    """Maximum number of context lines, and maximum total tokens of these lines, the source and eos."""
 
     lines: int
     longest: int

@@ -15,10 +15,7 @@ PREFIX = "hf:"
 
 
 class HubRows:
-    """The rows of a data set that has a text column per language or, if `nested`, a column `translation`.
-
-    Each value of the column `translation` is a mapping {language: text}.
-    """
+    """The rows of a set with a column per language or, if `nested`, with mappings {language: text}."""
 
     def __init__(self, rows: Any, languages: tuple[str, str], *, nested: bool) -> None:
         self._rows, self._languages, self._nested = rows, languages, nested
@@ -38,10 +35,7 @@ class HubRows:
 
 
 def open_hub_set(name: str, split: str, *, languages: tuple[str, str], cache: Path) -> RawSplit:
-    """Open one split of the data set `hf:...`, and download the set if it is not cached.
-
-    The split names `valid` and `validation` are interchangeable.
-    """
+    """Open a split, and download the set if necessary; `valid` and `validation` are interchangeable."""
     path, config = _read_name(name)
     real_split = match_split(split, present := _list_splits(name))
     if real_split is None:
@@ -90,7 +84,7 @@ def _ask_for_splits(name: str, path: str, config: str | None) -> list[str]:
 def _import_datasets(name: str) -> Any:
     with importing("datasets", what=name):
         import datasets
-    datasets.disable_progress_bars()  # standard error is for progress of our own
+    datasets.disable_progress_bars()  # only our own progress is shown
     return datasets
 
 

@@ -66,7 +66,7 @@ class LanguageIdentifier:
         return _find_base(identified) in find_codes(language)
 
 
-# A model is loaded once in each process.
+# A model is loaded once per process.
 load_identifier = functools.cache(LanguageIdentifier)
 
 

@@ -29,7 +29,7 @@ _OPTIONS = {
     "Noise": {"min_word_length": 2, "max_word_length": 5, "max_words": 6},
     "Tags": {"augment": 1, "tag": 0},
 }
-# Options of Tags for detokenization and subwords: ignored, since text is plain and has the run's vocabulary.
+# Options of Tags that are ignored: texts are not tokenized, and the run has its own vocabulary.
 _UNUSED = ("custom_detok_src", "custom_detok_trg", "spm_vocab_src", "spm_vocab_trg")
 _KEYS = ("datasets", "stages", "modifiers", "seed", "num_fields", "curriculum")
 
@@ -86,7 +86,7 @@ def _is_list(value: Any) -> TypeGuard[list[str]]:
 
 
 def _read_stages(values: dict[str, Any]) -> tuple[StageConfig, ...]:
-    """Read the stages; raise ValueError with a message that continues after the name of the file."""
+    """Read the stages; raise ValueError with a message to be put after the name of the file."""
     names, sets = values.get("stages"), values.get("datasets")
     if not _is_list(names):
         raise ValueError("has no list of stages; write stages: and the name of each, as in - start")

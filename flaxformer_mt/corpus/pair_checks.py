@@ -27,10 +27,7 @@ _MARKS = re.compile("[\\s!-/:-@\\[-`{-~¡-¿‐-⁞\u3000-\u303f！-／：-＠�
 
 
 class TextBlock(NamedTuple):
-    """The texts of N pairs and their lengths in characters [N, 2].
-
-    first_side: 0, or 1 without a source language; the sources are then empty texts.
-    """
+    """The texts of N pairs, their lengths in characters [N, 2], and the first side that has text, 0 or 1."""
 
     texts: tuple[list[str], list[str]]
     lengths: np.ndarray
@@ -52,7 +49,7 @@ class Finding(NamedTuple):
 class Verdict:
     """The result of checking a block of N pairs.
 
-    kept: mask of the rows to keep, bool [N]. hashes: of both sides, uint64 [N, 2]. problems: by name.
+    kept: mask of the rows to keep, bool [N]. hashes: of both sides, uint64 [N, 2]. problems: by rule.
     sentences: digests of both sides, uint64 [N, 2]; without a source, both columns are digests of the target.
     """
 
@@ -66,7 +63,7 @@ class Verdict:
 class CheckBlocks:
     """Checks blocks of pairs by the rules; without a source language, checks only the targets.
 
-    actions: what to do with the pairs that break a rule, by name: "off", "keep", "drop" or "refuse".
+    actions: name of a rule -> what to do with pairs that break it: "off", "keep", "drop" or "refuse".
     """
 
     rules: CleanConfig
@@ -142,7 +139,7 @@ def _find_blank(block: TextBlock) -> np.ndarray:
 
 
 def find_empty(block: TextBlock, rules: CleanConfig) -> np.ndarray:
-    """Find sides without visible text: empty, white space, byte order marks or marks of direction."""
+    """Find sides without visible text: empty, or only white space, byte order marks and direction marks."""
     return _first_side(_find_blank(block))
 
 

@@ -36,7 +36,7 @@ class Part(NamedTuple):
 class WordLinks(NamedTuple):
     """Word alignments of a split: row i has points[offsets[i]:offsets[i + 1]].
 
-    points: (source, target) word positions, int32 [K, 2]. identity: changes whenever the alignments do.
+    points: (source, target) word positions, int32 [K, 2]. identity: digest that changes with the alignments.
     """
 
     points: np.ndarray
@@ -150,10 +150,7 @@ class RawSplit:
 
 
 class RowSet(NamedTuple):
-    """A data set of a mixture.
-
-    rows: numbers of the rows to read; None: all. hashes: of both sides of all N rows of the split, [N, 2].
-    """
+    """A data set of a mixture: its split, the rows to read (None: all), and hashes of all N rows, [N, 2]."""
 
     split: RawSplit
     rows: np.ndarray | None
@@ -209,10 +206,7 @@ class Pairs:
             yield split.tags, hashes if rows is None else hashes[rows]
 
     def select(self, numbers: np.ndarray) -> "Pairs":
-        """Return the pairs with these numbers, which are ascending and may repeat.
-
-        Pairs are numbered from 0 over all parts.
-        """
+        """Return the pairs with these numbers, counted from 0 over all parts, ascending; pairs may repeat."""
         sets, start = [], 0
         for entry, end in zip(self._sets, self._ends, strict=True):
             rows = numbers[np.searchsorted(numbers, start) : np.searchsorted(numbers, end)] - start

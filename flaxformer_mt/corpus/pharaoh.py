@@ -9,10 +9,9 @@ _POINT = re.compile(rb"([0-9]{1,9})-([0-9]{1,9})")
 
 
 def parse_points(line: bytes, sizes: tuple[int, int], *, where: str) -> list[tuple[int, int]]:
-    """Parse a line into unique points, sorted by target, then by source position.
+    """Parse unique points, sorted by target, then source position; `sizes` are the numbers of words.
 
-    `sizes` are the numbers of words of source and target. Raises UserError, with the location `where`, for a
-    malformed point or a position outside the pair.
+    Raises UserError, with the location `where`, for a malformed point or a position outside the pair.
     """
     points: set[tuple[int, int]] = set()
     for text in line.split():

@@ -40,9 +40,9 @@ def hold_out(
 ) -> list[Cleaned]:
     """Hold out pairs of the first data set of each direction; return the rows of each set that are in `part`.
 
-    `part` is a split. `sizes` are the numbers of `valid` and `test` pairs to hold out for each direction. The
-    report of each set has the number of pairs held out, and the number of pairs left out of training
-    (`aside`) because they share a sentence with a held-out pair.
+    `sizes` are the numbers of `valid` and `test` pairs to hold out for each direction. The report of each set
+    has the number of pairs held out, and the number of pairs left out of training (`aside`) because they
+    share a sentence with a held-out pair.
     """
     rows = [
         np.arange(len(split)) if entry.rows is None else np.asarray(entry.rows)
@@ -96,10 +96,7 @@ def _choose(keys: np.ndarray, sizes: Mapping[str, int], name: str) -> dict[str, 
 
 
 def copy_text(url: str, config: DataConfig) -> Path:
-    """Copy the files of the folder `url` that the config needs, and return the local folder.
-
-    Files that have not changed since the last copy are not copied again.
-    """
+    """Copy the files in the folder `url` that the config needs, unless unchanged; return the local folder."""
     folder = cache_dir(config) / "text" / hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
     splits = {config.train_split, config.valid_split, config.test_split, "valid", "validation"}
     languages = {language for direction in find_directions(config) for language in direction}
@@ -134,7 +131,7 @@ def read_pairs(
 
     `train` concatenates all sets of `data.dataset`, cleaned by `data.clean`. `valid` and `test` are complete
     splits of the first set only, so that scores of a mixture are comparable with scores of that set. With
-    several directions, they have the split of the first set of each direction, if that set has one. If
+    several directions, they join the splits of the first set of each direction, where they exist. If
     `data.valid_pairs` or `data.test_pairs` is set, pairs are instead held out from the cleaned training
     split. With an empty `data.source_language`, only targets are read, and every source is "". `tagged`:
     whether sources begin with the tags of their direction, as the model expects them.
@@ -209,9 +206,9 @@ def _identify(member: Member, split: RawSplit, config: DataConfig) -> list[list[
     if config.context and split.documents is not None:
         lengths = (config.max_source_length, config.max_target_length)
         numbers = hashlib.blake2b(split.documents.tobytes()).hexdigest()
-        # False and the length of targets are there so that stores of earlier versions are found again.
+        # False and the target length remain, so that caches of earlier versions are found.
         entries.append(["documents", config.context, False, lengths, numbers])
-    # Sets without tags have the identity of versions that had no tags.
+    # Without tags, the fingerprint is as in versions that had no tags.
     tags = [tag for tag in (split.tags, split.target_tag) if tag]
     return [*entries, [member.dataset.partition("@")[0], split.identity, split.languages, *tags]]
 
@@ -285,7 +282,7 @@ def _find_file(name: str, file: str, config: DataConfig) -> Path:
 
 
 def has_split(config: DataConfig, split: Split) -> bool:
-    """Return whether the first set of `data.dataset`, or of any of several directions, has the split."""
+    """Return whether the first set of `data.dataset`, or of one of several directions, has the split."""
     members = _choose_members(config, split)
     several = len(find_directions(config)) > 1
     return bool(members) if several else _has_split(members[0], config, split)

@@ -16,7 +16,7 @@ _STOP = re.compile(
     rf"(?<![{STOPS}])([{STOPS}]++)((?:\s{{,2}}[\xbb\u203a\u201d\u2019)\]](?=[{CLOSING}\s]|\Z)|[{CLOSING}])*+)"
     r"(?=\s|\Z)(?=\s{,9}+((?:[\u2013\u2014]\s{,9}+)?+)(이?라[고며는]|하[고며]|\S?))"
 )
-# Japanese particles after a quotation; in Chinese, who says it (他說。).
+# Japanese particles after a quotation; in Chinese, the speaker (他說。).
 _PARTICLE = (
     "と(?!ても|にかく|ころ|うとう|りあえず|もかく|たん|つぜん)|って|なん[てか]|など|の(?![ちで])|[をが、，]"
     "|[はにで](?=[一-鿿ァ-ヺ])"

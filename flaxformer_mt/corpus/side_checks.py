@@ -59,7 +59,7 @@ class Block(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SideProblem:
-    """A problem of a data set: "swapped", "shifted", or "source" or "target" if it is in another language.
+    """A problem of a data set: "swapped", "shifted", or the side in another language ("source", "target").
 
     blocks, of: number of blocks with the problem, and of all blocks. first: number, from 1, of the first pair
     of the first block with the problem. shift: the target of a source is this number of lines later.

@@ -149,11 +149,7 @@ _SETTLED_NS = 2_000_000_000
 
 @dataclass(frozen=True)
 class Scan:
-    """The result of scanning a file.
-
-    lines: number of lines or rows. digest: of the text. starts: first byte (or row) of each block.
-    crlf_lines: number of lines that end in CRLF. bom: whether the file starts with a byte order mark.
-    """
+    """The result of scanning a file: digest of its text, first byte (or row) of each block, and counts."""
 
     lines: int
     digest: str
@@ -165,7 +161,7 @@ class Scan:
 
 
 def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Path, ...]:
-    """Return the files of a split: (source, target) or (table,); (target,) if `languages[0]` is "".
+    """Return the files of a split: (source, target), (table,) or, for a language model, (target,).
 
     Raises UserError if files are missing or ambiguous.
     """
@@ -251,10 +247,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def read_blocks(path: Path, starts: Sequence[int], *, number: int = 0) -> Iterator[list[bytes]]:
-    """Yield the lines of a file, as `read_lines` does, in blocks of BLOCK lines, from block `number` on.
-
-    `starts` are those of the file's `Scan`.
-    """
+    """Yield lines (see `read_lines`) in blocks, from block `number` on; `starts` come from a `Scan`."""
     with open_unpacked(path, start=starts[number]) as file:
         for index in range(number, len(starts)):
             size = starts[index + 1] - starts[index] if index + 1 < len(starts) else -1

@@ -1,7 +1,4 @@
-"""`parallel_text`: the user's text files as the rows of a split, read in place, in blocks of lines.
-
-The rows are all lines of the files in order; `cleaning` later selects the rows to keep.
-"""
+"""`parallel_text`: all lines of the user's text files as the rows of a split, read in place in blocks."""
 
 import array
 import itertools

@@ -30,10 +30,7 @@ _ENDS = 1 << 16  # bytes at the start and the end of each shard that enter the d
 
 
 def open_tfds_set(name: str, split: str, *, languages: tuple[str, str], folder: Path) -> RawSplit:
-    """Open one split (or slice, such as `train[:1%]`); build a missing set if TensorFlow is installed.
-
-    `languages` are the names of text features of the data set.
-    """
+    """Open one split (or slice, such as `train[:1%]`); build a missing set if TensorFlow is installed."""
     builder = _open_builder(name, folder)
     features = builder.info.features.items()
     texts = [key for key, feature in features if isinstance(feature, tfds.features.Text)]
@@ -132,10 +129,7 @@ def _unknown(name: str, folder: Path) -> str:
 
 
 def _identify(folder: Path) -> str:
-    """Return a digest of a prepared set: of its info, and of the size, start and end of each shard.
-
-    The digest does not depend on the folder.
-    """
+    """Digest the info of a prepared set, and size, start and end of each shard, but not the set's folder."""
     content = hashlib.blake2b(read_file(folder / _INFO), digest_size=16)
     for path in sorted(folder.glob("*.array_record-*")):
         size = path.stat().st_size

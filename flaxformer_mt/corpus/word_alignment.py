@@ -22,7 +22,7 @@ from flaxformer_mt.unicode_text import MARKS, spell, split_words
 
 # Maximum number of cells of a block [N, T, S], the unit of computation, and of all blocks kept in memory.
 _BLOCK, _KEPT = 1 << 17, 1 << 28
-# Different combinations of a source and a target word that are kept in memory.
+# Maximum number of different combinations of a source and a target word in memory.
 _MOST_KEYS = 30_000_000
 # Probability that a target word has no source word.
 _EMPTY = 0.1
@@ -150,7 +150,7 @@ def align_corpus(
 
 
 def _number(sentences: Sequence[Sequence[str]]) -> Side:
-    """Number the distinct words from 1, ignoring case and the marks around a word; 0 is the empty word."""
+    """Number the distinct words from 1, ignoring case and punctuation around a word; 0 is the empty word."""
     numbers: dict[str, int] = {}
 
     @functools.lru_cache(maxsize=1 << 16)
@@ -271,10 +271,7 @@ _FORMAT = 2
 
 
 def load_links(path: Path, split: RawSplit, *, may_drop: bool, cache: Path) -> WordLinks:
-    """Read the word alignments of all rows of a split from a file, or load them from the cache.
-
-    `may_drop`: whether the file may have surplus lines, which are then ignored.
-    """
+    """Read a split's word alignments, or load them from the cache; with `may_drop`, ignore surplus lines."""
     if not path.is_file():
         raise UserError(
             f"there are no alignments {path} (data.alignments); make them with `align`, or with eflomal or "

@@ -35,8 +35,8 @@ _PREAMBLE, _LONG = 120, 20
 # below _KNOWN; this is only checked if the sample has _FEWEST_LINES lines.
 _FEWEST_WORDS, _KNOWN, _FEWEST_LINES = 4, 0.15, 200
 # Answers to a source are compared with each other if there are _FEWEST_ANSWERS. An answer must share _SHARED
-# of its rare words with the others. A phrase at an edge of an answer is a remark if, in _RECURRING lines and
-# in the share _ALONE of its lines, no other answer has it.
+# of its rare words with the others. A phrase at an edge of an answer is a remark if, in at least _RECURRING
+# lines and in a share of at least _ALONE of the lines with it, no other answer has it.
 _FEWEST_ANSWERS, _SHARED, _RECURRING, _ALONE = 3, 0.25, 3, 0.8
 # The start (0) or the end (1) of an answer, followed by the words there.
 Edge = tuple[int | str, ...]
@@ -50,7 +50,7 @@ class Candidates(NamedTuple):
 
 
 def read_candidates(lines: Iterable[str], path: str, *, first_line: int = 1) -> Iterator[Candidates]:
-    """Yield the candidates of each line, which is a JSON object if `path` ends in .jsonl, or tab-separated.
+    """Yield the candidates of each line: a JSON object if `path` ends in .jsonl, otherwise columns.
 
     Raises UserError, with the path and the line number, for an invalid line.
     """
@@ -86,7 +86,7 @@ def _read_rules() -> list[dict[str, Any]]:
 
 
 def find_phrase(source: str, answer: str) -> tuple[str, bool]:
-    """Return the problem that the phrases of an answer indicate, or "", and whether it is a preamble.
+    """Return the problem that phrases of an answer indicate, or "", and whether they are a preamble.
 
     A preamble ends in a colon and can be removed.
     """
@@ -113,11 +113,11 @@ def unwrap(source: str, answer: str) -> str:
 
 
 class AnswerChecks:
-    """Finds answers that are not translations, given a sample of lines with the usual scripts and words."""
+    """Finds answers that are not translations; learns the usual scripts and words from a sample of lines."""
 
     def __init__(self, sample: Iterable[Candidates], rules: PairRules) -> None:
         self._rules, self._lines, scripts = rules, 0, collections.Counter[str]()
-        # The number of lines with each word; with n translations per line, each counts as 1 / n.
+        # The number of lines with each word; each of the n translations of a line counts as 1 / n.
         of_sources, of_texts = collections.Counter[str](), collections.defaultdict[str, float](float)
         seen, alone = collections.Counter[Edge](), collections.Counter[Edge]()
         for source, texts in sample:
@@ -141,10 +141,7 @@ class AnswerChecks:
         ]
 
     def clean_all(self, source: str, answers: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Return the texts and problems of all answers to a source, as `clean` does for one answer.
-
-        Three or more answers are also compared with each other, to find outliers and remarks.
-        """
+        """Run `clean` on all answers to a source; also compare three or more to find outliers and remarks."""
         cleaned = [self.clean(source, answer) for answer in answers]
         texts, problems = [text for text, _ in cleaned], [problem for _, problem in cleaned]
         numbers = [number for number, problem in enumerate(problems) if not problem]

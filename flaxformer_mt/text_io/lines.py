@@ -216,10 +216,7 @@ def open_output(path: str) -> Iterator[Callable[[str], None]]:
 
 
 def open_locked(path: Path) -> BinaryIO:
-    """Open a file for reading and writing, without changing its content, and lock it until it is closed.
-
-    Raises UserError if another process has locked the file.
-    """
+    """Open a file without truncating it, and lock it; raise UserError if another process has locked it."""
     try:
         return file_lock.open_locked(path)
     except BlockingIOError:
@@ -235,11 +232,7 @@ def open_locked(path: Path) -> BinaryIO:
 
 
 def check_output(path: str, *, inputs: Sequence[str | None] = ()) -> Path:
-    """Check the path of an output file, device or pipe; return the path with links to files resolved.
-
-    Raises UserError if the output cannot be written, or is one of `inputs`, the files that are read meanwhile
-    (`-` and None are skipped).
-    """
+    """Resolve links to files in an output path; raise UserError if it is not writable or one of `inputs`."""
     file = Path(path).expanduser()
     if is_device(path):
         return file
@@ -274,10 +267,7 @@ def check_writable(folder: Path) -> None:
 
 
 def is_device(path: str) -> bool:
-    """Return whether a path is an existing device, pipe or socket, or a link to one.
-
-    A regular file must not replace these.
-    """
+    """Return whether a path is a device, pipe or socket, or a link to one; a file must not replace these."""
     file = Path(path).expanduser()
     return file.exists() and not file.is_file() and not file.is_dir()
 

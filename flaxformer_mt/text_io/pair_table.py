@@ -99,11 +99,9 @@ def write_table(
 ) -> dict[str, Any]:
     """Write the pairs that the rules keep to `folder`; return the entries for the report, as JSON values.
 
-    Args:
-      direction: the languages of the pairs.
-      tag: precedes each source in the table; the rules are applied without it.
-      weight: weight of each pair in the loss, written as a third column. None: no such column.
-      ids: document id of each pair, for the file train.documents. None: no such file.
+    tag: precedes each source in the table; the rules are applied without it.
+    weight: weight of each pair in the loss, for a third column. None: no third column.
+    ids: document id of each pair, for the file train.documents. None: no such file.
     """
     filters = read_filters(rules.clean_scores, "--clean_scores")
     counts = dict.fromkeys(("lines", "pairs"), 0)
@@ -139,7 +137,7 @@ def write_table(
 
 
 def _filter_table(table: Path, chosen: ScoreFilter, prefix: str, direction: Direction) -> int:
-    """Remove the rows that a score filter does not keep from a table; return the number of removed rows."""
+    """Remove rows from a table by a score filter; return the number of removed rows."""
     with table.open(encoding="utf-8", newline="\n") as file:
         rows = (line.rstrip("\n").split("\t") for line in file)
         pairs = ((source.removeprefix(prefix), target) for source, target, *_ in rows)
@@ -155,7 +153,7 @@ def _take_places(table: Path, documents: Path) -> None:
     """Move the last column of a table (line and document of each row) to the file `documents`.
 
     The file has, for each row, the number of the first line of its document as the document id. A document
-    also ends where a line was left out, so that the context of a line is what originally preceded it.
+    also ends where a line was left out, so that context lines directly precede a line in the input.
     """
     better, first, following = table.with_suffix(".placed"), b"", (0, b"")
     with table.open("rb") as rows, better.open("wb") as output, documents.open("wb") as file:
@@ -175,5 +173,5 @@ def write_report(folder: Path, report: dict[str, Any]) -> None:
 
 
 def _one_cell(text: str) -> str:
-    """Return the text with a space for each run of characters that end a cell or a line of a table."""
+    """Return the text with spaces instead of tabs and line ends, which would end a cell of a table."""
     return re.sub("[\t\r\n]+", " ", text).strip(" ")

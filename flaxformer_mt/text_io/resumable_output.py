@@ -137,10 +137,7 @@ class ResumableOutput:
         self._stream.seek(0, os.SEEK_END)
 
     def read(self, name: str, lines: Iterable[str]) -> Iterator[str]:
-        """Return an iterator over the lines of an input that are not finished yet.
-
-        Raises UserError if the finished lines differ from the recorded lines.
-        """
+        """Return an iterator over unfinished lines; raise UserError if the finished lines have changed."""
         reader = self._readers[name] = _Reader(lines, self._step)
         for _ in range(self.done):
             if next(reader, None) is None:

@@ -34,13 +34,10 @@ class Throughput:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start the clock.
+        """Start the clock; an earlier run finished `done` of the `total` lines (None: unknown).
 
-        Args:
-          total: number of lines; None: unknown.
-          done: number of these lines that an earlier run has finished.
-          quiet: whether to print no progress, for instance because the results are printed to a terminal.
-          summary: whether to print the rates at the end even if the work took little time.
+        quiet: whether to print no progress, for instance because the results are printed to a terminal.
+        summary: whether to print the rates at the end even if the work took little time.
         """
         self._total, self._done, self._clock = total, done, clock
         self._lines = self._tokens = 0
@@ -55,8 +52,7 @@ class Throughput:
     def add(self, *, lines: int = 1, tokens: int) -> None:
         """Count finished lines and the target tokens that were generated for them.
 
-        The rates shown are those at the end of the last burst of lines: during a burst, all of its time has
-        passed, but only some of its lines are counted.
+        Rates are measured up to the end of the last burst of lines, since a burst is counted line by line.
         """
         now = self._clock()
         if now - self._last_added > _PAUSE and self._lines and self._is_due(now):

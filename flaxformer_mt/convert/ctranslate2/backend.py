@@ -44,7 +44,7 @@ _BATCH, _TOKENS = 64, 256
 def _missing_options(search: SearchConfig) -> list[str]:
     """Return the search options that are set but that CTranslate2 lacks, as "search.NAME=VALUE"."""
     of_method = {"beam": ("coverage_penalty", "diversity_groups"), "sample": ("min_p",)}
-    # CTranslate2's coverage penalty uses another layer.
+    # CTranslate2's coverage penalty uses the attention of another layer.
     return changed_options(search, ("mbr", "rerank", *of_method.get(search.method, ())))
 
 
@@ -75,14 +75,9 @@ def load_engine(
 ) -> Engine:
     """Load a model folder of format ctranslate2 as an engine, with the search options of the exported run.
 
-    CTranslate2 has no exact stopping. It only supports search.length_penalty_kind=length; gnmt is replaced by
-    the penalty that favors longer translations equally at 25 tokens, as in other exports. Raises UserError
-    for other options that CTranslate2 lacks.
-
-    Args:
-      split_sentences, capitals: see `LoadOptions`.
-      arriving: see `Engine`.
-      search: search options that replace those of the run.
+    `search` are options that replace the run's; for the others, see `LoadOptions` and `Engine`. CTranslate2
+    has no exact stopping. It only supports search.length_penalty_kind=length; gnmt is replaced by the penalty
+    that favors longer translations equally at 25 tokens. Raises UserError for other unsupported options.
     """
     if not (folder / "model.bin").is_file():
         raise UserError(
@@ -156,7 +151,7 @@ class CTranslate2Backend:
         }
 
     def seed(self, first_line: int) -> None:
-        """Seed the random sampling of a text from a line on; no effect after the first translated sentence.
+        """Seed random sampling for a text from `first_line` on; no effect after the first translation.
 
         Unlike the samples of this package, samples of CTranslate2 also depend on all previous sentences.
         """
@@ -192,7 +187,7 @@ class CTranslate2Backend:
         segments = list(self._waiting)
         if (
             self._arriving
-        ):  # first segments of all lines before second ones, so that a long text does not delay others
+        ):  # first segments of all lines come first, so that a long text does not delay others
             segments.sort(key=lambda segment: segment.number)
         # A call has a single length limit; attention takes time and is requested separately.
         alike, batch, tokens = None, list[Segment](), 0
@@ -227,7 +222,7 @@ class CTranslate2Backend:
         return results
 
     def _shortest(self, sentence: Sentence) -> int:
-        """Return the minimum length of a translation including the end symbol, at most its length limit."""
+        """Return the minimum length of a translation with the end symbol, at most the length limit."""
         options, length = self._search, len(sentence.source)
         return min(
             int(options.min_length_ratio * length + options.min_length_offset), self._lengths.limit(length)

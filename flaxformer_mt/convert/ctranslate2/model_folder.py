@@ -153,8 +153,8 @@ def _empty_spec(config: ModelConfig) -> transformer_spec.TransformerSpec:
         options |= {"alignment_layer": config.alignment.layer, "alignment_heads": 1}
     decoder = transformer_spec.TransformerDecoderSpec(config.num_decoder_layers, config.num_heads, **options)
     for stack in (encoder, decoder):
-        # The flag is set after construction: with pre_norm=False the constructors leave out the final norm,
-        # although CTranslate2 applies one to post-norm models too where the file has it.
+        # Set after construction: with pre_norm=False, the constructors leave out the final norm, although
+        # CTranslate2 applies it in post-norm models as well if the file has one.
         stack.pre_norm = config.norm_position == "pre"
         stack.scale_embeddings = config.embedding_scale
         if key_dim != head_dim or not config.attention_scale:
@@ -176,10 +176,7 @@ def _head_dims(config: ModelConfig) -> tuple[int, int]:
 
 
 def _adapt_leaves(config: ModelConfig, leaves: Leaves) -> Iterator[tuple[str, np.ndarray]]:
-    """Pad all heads with zeros to the same size, and drop learned positions before the first used position.
-
-    The zeros change neither the attention scores nor the outputs.
-    """
+    """Zero-pad heads to one size, which changes no output; drop positions before the first used position."""
     _, head_dim = _head_dims(config)
     for path, leaf in leaves.items():
         parent, _, name = path.rpartition("/")

@@ -29,7 +29,7 @@ _FILE = "generation_config.json"
 _TYPICAL_LENGTH = 25
 # Value of top_k in `generate` if no file sets it.
 _DEFAULT_TOP_K = 50
-# Options of `generate` without a counterpart here, with the values that change nothing; None is always one.
+# Options of `generate` without a counterpart here -> the values, besides None, that have no effect.
 _FOREIGN: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "encoder_repetition_penalty": (1,),
@@ -77,7 +77,7 @@ def write_generation(config: Config, vocab: Vocab, folder: Path, *, longest_targ
         "length_penalty": round(length_power(search), 6),
         "early_stopping": search.method == "beam" and search.stopping == "inexact",
         "no_repeat_ngram_size": search.no_repeat_ngram,
-        # Both include the start symbol; so does the length at which a translation may end, one token later.
+        # Both lengths include the start symbol; min_length does not include the end symbol.
         "min_length": search.min_length_offset,
         "max_length": 1 + longest_target,
     }

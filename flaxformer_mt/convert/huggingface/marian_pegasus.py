@@ -151,11 +151,7 @@ _FORMAT_OF_NORM_POSITION = {"pre": "hf-pre-norm", "post": "marian"}
 
 @dataclass(frozen=True)
 class HuggingFaceFormat:
-    """A format whose folders are loaded by `from_pretrained` of transformers.
-
-    name: name of the format. model_type, class_name: type and class of the model in transformers.
-    fields: table of the network's fields.
-    """
+    """A format that `from_pretrained` of transformers loads as an object of class `class_name`."""
 
     name: str
     model_type: str

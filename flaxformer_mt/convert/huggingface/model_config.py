@@ -54,7 +54,7 @@ _REQUIRED = ("vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_
 
 
 def find_problems(fields: Mapping[str, Any], size: int, folder: Path, width: int) -> list[str]:
-    """List the reasons why a model cannot be imported: quantization, ids that are not below `size`, sizes."""
+    """List the reasons why a model cannot be imported: quantization, ids not below `size`, wrong sizes."""
     problems = []
     if fields.get("quantization_config") is not None:
         problems.append(
@@ -88,10 +88,7 @@ def make_data_config(most: int | None, **others: Any) -> DataConfig:
 
 
 def num_positions(config: Config) -> int:
-    """Return the number of rows of position tables: 512, or more for longer inputs.
-
-    The maximum is model.max_positions.
-    """
+    """Return the length of position tables: 512, or more for longer inputs, up to model.max_positions."""
     longest = config.model.longest_input or LONGEST
     return min(longest, max(LONGEST, config.data.max_source_length, longest_target(config)))
 

@@ -17,8 +17,8 @@ from flaxformer_mt.vocab.symbols import is_one_piece
 class NewVocabulary(NamedTuple):
     """Changes to the vocabulary of a pretrained model.
 
-    text: text files. Without new languages, subwords that occur in no file are removed. With new languages,
-      this is done if every known language has a file, named like corpus.ru.
+    text: text files. Subwords that occur in no file are removed; with new languages, only if every known
+      language has a file, named like corpus.ru.
     languages: new languages, each with a related language whose tag's embedding row is copied, as in
       tyv_Cyrl:kaz_Cyrl.
     pieces: number of new subwords to learn. None: learn frequent subwords of words that are split too finely.
@@ -40,10 +40,7 @@ class NewTag(NamedTuple):
 
 
 def read_new_tags(weights: Weights, request: NewVocabulary, languages: Sequence[str]) -> list[NewTag]:
-    """Check the request, and return the tags to add to the vocabulary.
-
-    T5 models without language tags get a tag for each of `languages`.
-    """
+    """Check the request, and return its new tags; T5 models without tags get one for each of `languages`."""
     style, vocab = weights.config.data.tag_style, weights.vocabs.target
     if request.pieces is not None and not request.languages:
         raise UserError(f"--new_pieces is {request.pieces} without --new_language; name the language too")

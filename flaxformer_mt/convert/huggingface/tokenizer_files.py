@@ -76,7 +76,7 @@ def read_exported_tokenizer(folder: Path, *, joint: bool) -> Vocabs:
 
 
 def read_tokenizer(folder: Path, fields: dict[str, Any]) -> Vocabs:
-    """Read the vocabularies of a folder that another system wrote; ids are the rows of the embedding."""
+    """Read the vocabularies of a folder that another system wrote; ids are row numbers of the embedding."""
     tokenizer_config = read_tokenizer_config(folder)
     joint = not tokenizer_config.get("separate_vocabs", False)
     ids = {"source": _read_ids(folder / _ID_FILES["source"])}

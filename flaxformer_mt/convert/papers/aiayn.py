@@ -1,9 +1,9 @@
-"""Format aiayn: the class of attention-is-all-you-need-pytorch, and this project's file model.chkpt.
+"""Format aiayn: the class of the project attention-is-all-you-need-pytorch, and its file model.chkpt.
 
 The project's translate script makes the class from a few settings and then applies `trg_word_prj` itself,
 without the scale that `forward` applies. Therefore an export stores the projection separately and multiplies
-all scales into the matrices. Since the class ignores its scales without a shared projection, both ways of
-computing logits give the logits of the exported model.
+all scales into the matrices. Without a shared projection, the class ignores its scales, so the script and
+`forward` compute the same logits.
 """
 
 import argparse
@@ -128,7 +128,7 @@ def _make_model_config(
     options["n_position"] = tables[0].shape[1] if tables else _SCRIPT_POSITIONS
     options.setdefault("d_word_vec", options.get("d_model"))
     network = read_network(_FIELDS, options, path)
-    # Versions of the project without this option scale the embeddings of no model, and every projection.
+    # Versions of the project without this option scale every shared projection, and never the embeddings.
     scale = settings.get("scale_emb_or_prj", "prj") if _shares_projection(network) else "none"
     if not isinstance(scale, str) or scale not in _SCALES:
         raise UserError(f"{path}: scale_emb_or_prj is {str(scale)[:80]!r}; supported: {', '.join(_SCALES)}")

@@ -1,7 +1,4 @@
-"""Format decoder-only: the PyTorch class in benchmarks/originals/decoder_only.py.
-
-Attention is causal; there is no padding mask.
-"""
+"""Format decoder-only: the PyTorch class in benchmarks/originals/decoder_only.py, without a padding mask."""
 
 from collections.abc import Iterator
 from typing import Any

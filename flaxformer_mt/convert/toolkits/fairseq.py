@@ -124,7 +124,7 @@ def _read_options(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Any]:
     task = attributes_of(config.get("task"))
     stored |= {"task": stored.get("task") or task.get("_name")}
     stored |= {name: task[name] for name in ("source_lang", "target_lang") if task.get(name)}
-    for side in ("encoder", "decoder", "quant_noise"):  # of configs in groups
+    for side in ("encoder", "decoder", "quant_noise"):  # a config may group options
         stored |= {f"{side}_{name}": value for name, value in attributes_of(stored.get(side)).items()}
     positions = dict.fromkeys(("max_source_positions", "max_target_positions"), 1024)
     return positions | {name: value for name, value in stored.items() if value is not None}
@@ -134,7 +134,7 @@ def _read_network(options: dict[str, Any], state: Mapping[str, torch.Tensor], fi
     width = options.get("decoder_embed_dim")
     options = {"decoder_input_dim": width, "decoder_output_dim": width, **options}
     equal: list[tuple[str, ...]] = [("decoder_embed_dim", "decoder_input_dim", "decoder_output_dim")]
-    if options.get("encoder_learned_pos"):  # one table size
+    if options.get("encoder_learned_pos"):  # both tables must have the same size
         equal.append(("max_source_positions", "max_target_positions"))
     network = read_network(_FIELDS, options, file, others=_OTHERS, numbers=_NUMBERS, equal=equal)
     return dataclasses.replace(

@@ -66,7 +66,7 @@ def find_scale(largest: float) -> np.float32:
 def rounding(arrays: Mapping[str, np.ndarray]) -> Inputs:
     """Return a function that rounds the inputs of matrix products to 8 bits, as the engine does.
 
-    The scale is the one stored for the matrix or, without one, results from the largest absolute input.
+    The scale is stored with the matrix or, if it is not, computed from the largest absolute input.
     """
     scales = {name.removesuffix(ALPHA): array for name, array in arrays.items() if ALPHA in name}
 

@@ -20,10 +20,7 @@ def compute_log_probs(
     target: np.ndarray,
     inputs: Inputs | None = None,
 ) -> np.ndarray:
-    """Return log-probabilities [B, T] of target ids [B, T].
-
-    The mask [B, S] is True at source tokens, False at padding. `inputs`, if given, rounds inputs of matrices.
-    """
+    """Return log-probabilities [B, T] of target ids [B, T]; the mask [B, S] is True at source tokens."""
     network = _Network(arrays, options, inputs or (lambda name, x: x))
     blocked = np.where(mask[:, None, None], 0, _BLOCKED)
     memory = network.start(network.table("encoder")[source], "encoder")

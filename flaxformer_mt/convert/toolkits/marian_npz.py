@@ -248,10 +248,7 @@ def find_marian_problems(config: Config) -> list[str]:
 
 
 def find_start_problem(weights: Weights) -> list[str]:
-    """Return a problem if the model starts targets with a symbol whose embedding is not zero.
-
-    In an imported model, this embedding is zero.
-    """
+    """Return a problem if the model starts targets with a symbol whose embedding is not zero."""
     tables = [leaf for path, leaf in weights.leaves.items() if re.match("(shared|target)_embedding/", path)]
     start = weights.vocabs.target.bos_id
     if weights.config.model.target_start == "zeros" or not any(table[start].any() for table in tables):
@@ -367,10 +364,7 @@ def _read_arrays(file: Path) -> dict[str, np.ndarray]:
 def _fit_arrays(
     arrays: Mapping[str, np.ndarray], sizes: Mapping[str, int], *, cut: bool = False
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the arrays of a network, with rows added for symbols that Marian does not have.
-
-    cut: whether to remove rows that the vocabularies do not have.
-    """
+    """Yield a network's arrays with rows for symbols that Marian lacks; `cut` removes unused rows."""
     target = sizes["target"]
     for name, array in arrays.items():
         if name in _EMBEDDINGS:
@@ -389,10 +383,7 @@ def _fit_arrays(
 
 
 def _fit(array: np.ndarray, axis: int, size: int, *, value: float = 0.0, cut: bool = False) -> np.ndarray:
-    """Pad the end of an axis with `value`, up to `size` entries, or with `cut`, truncate the axis to `size`.
-
-    Otherwise, return the array unchanged.
-    """
+    """Pad the end of an axis with `value` up to `size` entries; with `cut`, also truncate a longer axis."""
     length = array.shape[axis] if axis < array.ndim else size
     if not 0 < size - length <= size and not (cut and size < length):
         return array
@@ -498,7 +489,7 @@ def _read_names(path: Path) -> list[str]:
 
 
 def _make_list(names: list[str], size: int, path: Path) -> toolkit.PieceList:
-    """Return the subwords of one side, with the padding symbol at id `size`, the same on both sides."""
+    """Return the subwords of one side, with the padding symbol at id `size`, as on the other side."""
     eos, unk = (
         symbol if symbol in names else names[number] if number < len(names) else ""
         for symbol, number in (_EOS, _UNK)

@@ -125,7 +125,7 @@ def _read_options(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _read_tensors(checkpoint: Mapping[str, Any], file: Path) -> dict[str, torch.Tensor]:
-    """Return the arrays of both parts of a checkpoint, or of the safetensors file next to it."""
+    """Return the arrays under `model` and `generator`, or of the safetensors file next to the checkpoint."""
     if "model" in checkpoint:
         generator = take_tensors(checkpoint.get("generator"), file, what="generator")
         tensors = take_tensors(checkpoint["model"], file, what="model")

@@ -157,10 +157,7 @@ def _make_vocab(pieces: PieceList, model: Path | None, folder: Path) -> Vocab:
 
 
 def choose_sides(found: list[Path], languages: Languages, *, what: str, folder: Path) -> dict[str, Path]:
-    """Return the file of each side, by names such as source.model or vocab.de.yml.
-
-    A single file is for both sides. Raises UserError if the names do not determine the sides.
-    """
+    """Find each side's file by its name, as in source.model or vocab.de.yml; raise UserError if ambiguous."""
     if len(found) == 1:
         return dict.fromkeys(_SIDES, found[0])
     marks = {

@@ -154,7 +154,7 @@ class Transformer(nn.Module):
         return torch.cat(tokens, dim=1)
 
     def _decode(self, ids: Tensor, positions: Tensor, is_token: Tensor, memory: Any, caches: Any) -> Tensor:
-        """Return the decoder output [B, Q, D] for ids [B, Q]; is_token [B, M]: of cached tokens and ids."""
+        """Return the decoder output [B, Q, D] for ids [B, Q]; is_token [B, M] covers the cache and ids."""
         queries, keys = ids.shape[1], is_token.shape[1]
         self._check_length(keys)
         causal = torch.ones(queries, keys, dtype=torch.bool, device=ids.device).tril(keys - queries)

@@ -28,10 +28,8 @@ Loaded = tuple[Tensors, Config, Vocabs]
 class StateDictFormat:
     """A format that consists of the state dict of one PyTorch class.
 
-    fields: table of the network's fields. rules: returns the rules of the name table for a config.
-    arguments: returns the arguments of the class for a config and its vocabularies; config.json stores them.
+    rules: returns the rules of the name table. arguments: returns the class's arguments for config.json.
     run: returns logits [B, T, V] for the tensors of all files, the arguments and a batch.
-    find_more_problems: returns further reasons why the class cannot express a config.
     file_of: returns the name of the file that stores a tensor.
     absent: fields whose parameters the class always has; if a network lacks them, they are 0.
     write_more: writes further files, given the weights, the tensors and the folder.

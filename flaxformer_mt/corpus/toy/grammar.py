@@ -141,7 +141,7 @@ def make_noun(noun: Noun, determiner: str = "the", plural: bool = False, adjecti
 
 
 def make_name(name: str) -> Phrase:
-    """Make a phrase from a person's name; "" makes an empty phrase, the gap in questions, for instance."""
+    """Make a phrase from a person's name; "" makes an empty phrase, such as the gap in a question."""
     return Phrase(dict.fromkeys(CASES, name), (name, name))
 
 
@@ -225,10 +225,7 @@ class Clause:
         return _PRESENT[auxiliary].split()[person - 1 + 3 * plural], participle if past else infinitive
 
     def english(self, *, inverted: bool = False, front: str = "") -> str:
-        """Return the English clause, which starts with the slot `front` (a time or place), if any.
-
-        With `inverted`, the auxiliary precedes the subject.
-        """
+        """Return the English clause, slot `front` first; `inverted`: the auxiliary precedes the subject."""
         negation = "not" if "not" in self.slots else ""
         auxiliary, verbs = self._english_verb(support=inverted or bool(negation))
         if auxiliary == "can" and negation and not inverted:
@@ -329,8 +326,7 @@ def _grow_noun(dice: Dice, kinds: Collection[str], *, subject: bool = False, ric
 def _relate(dice: Dice, head: Phrase, noun: Noun) -> Phrase:
     """Add a relative clause.
 
-    With a noun as subject, the relative pronoun as object must be masculine, since "die das Kind sieht" is
-    ambiguous.
+    Its subject is a noun only if the head is masculine, since "die das Kind sieht" is ambiguous.
     """
     case = dice.pick(["nominative", "accusative", "dative"])
     verbs = [verb for verb in _verbs_of(case) if noun.kind in verb.objects and "person" in verb.subjects]
