@@ -105,10 +105,7 @@ class Members:
 
 
 def _next_logits(model: Any, variables: Any, method: str, layer: int | None, *more: Any) -> NextLogits:
-    """Return a method of the model as a function; `more` are the method's last arguments.
-
-    If a layer is given, its cross-attention [B, W, S], averaged over heads, is stored in the cache.
-    """
+    """Return `method` as a `next_logits`; caches the mean cross-attention [B, W, S] of `layer`, if given."""
 
     def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         return model.apply(variables, tokens, cache, *more, method=method)

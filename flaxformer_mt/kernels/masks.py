@@ -18,10 +18,7 @@ from flaxformer_mt.shapes import Array, typed
 
 @typed
 def make_padding_mask(is_token: Bool[Array, "B M"]) -> Bool[Array, "B 1 1 M"]:
-    """Let every query attend to every real token.
-
-    is_token [[1 1 0]] gives, for each query, the row [1 1 0].
-    """
+    """Let every query attend to every real token: is_token [[1 1 0]] gives all queries the row [1 1 0]."""
     return jnp.asarray(is_token)[:, None, None, :]
 
 
@@ -57,10 +54,7 @@ def make_segment_mask(
 
 @typed
 def drop_ends(segments: Int[Array, "B S"]) -> Int[Array, "B S"]:
-    """Mark the last position of each segment as padding, unless it is the segment's only position.
-
-    [[1 1 1 2 2 3 0]] gives [[1 1 0 2 0 3 0]].
-    """
+    """Turn the last position of each longer segment into padding: [[1 1 1 2 0]] gives [[1 1 0 2 0]]."""
     ends = segments != jnp.pad(segments[:, 1:], ((0, 0), (0, 1)))
     begins = segments != jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
     return jnp.where(ends & ~begins, 0, segments)

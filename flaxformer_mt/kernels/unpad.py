@@ -32,11 +32,10 @@ class Places(NamedTuple):
 
 
 def unpad(batch: Batch, sizes: tuple[int, int]) -> Batch:
-    """Remove most padding from a batch that has one sentence per row.
+    """Remove most padding from a batch that has one sentence per row; alignments are not changed.
 
-    Args:
-      sizes: the numbers of source and of target entries to keep: at least the numbers of real tokens, and
-        multiples of the row lengths. The array of alignments is not changed.
+    `sizes`: the numbers of source and target entries to keep: at least the numbers of real tokens, and
+    multiples of the row lengths.
     """
     source = find_places(jnp.asarray(batch.source_mask), sizes[0])
     target = find_places(jnp.asarray(batch.target_mask), sizes[1])

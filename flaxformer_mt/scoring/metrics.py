@@ -215,8 +215,8 @@ def score_sentences(
 ) -> list[float]:
     """Return the score of each sentence, the higher the better; TER is therefore negative.
 
-    BLEU uses the tokenizer for the script of the references. `where` names the caller in error messages.
-    `direction` holds the languages of sources and hypotheses, which scorers that are runs need.
+    BLEU uses the tokenizer for the script of the references. `where` names the caller in errors. Scorers that
+    are runs need the languages in `direction`.
     """
     metric = find_metric(name, where)
     if metric.scorer is not None:

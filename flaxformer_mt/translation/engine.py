@@ -55,7 +55,7 @@ class Backend(Protocol):
 
 
 class Engine:
-    """Translates requests, submitted at any time. All methods except `read` must be called in one thread."""
+    """Translates requests, which may be submitted at any time; only `read` may be called in any thread."""
 
     def __init__(
         self,
@@ -69,9 +69,8 @@ class Engine:
     ) -> None:
         """Create an engine without requests.
 
-        `apart`: whether a step divides lines into sentences; pivot translation reads this. `arriving`:
-        whether requests arrive while others are translated; a request that fails is then answered by its
-        error.
+        `apart`: whether a step divides lines into sentences. `arriving`: whether requests arrive while others
+        are translated; the answer to a request that fails is then the error.
         """
         self.backend: Any = backend
         self.config, self.vocabs, self.apart = config, vocabs, apart

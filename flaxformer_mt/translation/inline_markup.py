@@ -197,10 +197,7 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
 
 
 def _holds_no_word(element: _Item, text: str, *, is_note: bool) -> bool:
-    """Return whether to put an element back as a point.
-
-    This holds for an element without text, and for a footnote mark after a word.
-    """
+    """Return whether an element is put back as a point: without text, or a footnote mark after a word."""
     content = text[element.start :].strip()
     is_mark = is_note and not any(map(str.isalpha, content))
     return not content or (is_mark and text[max(0, element.start - 1) : element.start].strip() != "")
@@ -219,8 +216,7 @@ def _speak(text: str, items: Sequence[_Item]) -> str:
 def peel(marked: MarkedLine) -> tuple[str, MarkedLine, str]:
     """Remove the elements that enclose a whole line and so need no alignment.
 
-    Returns their opening tags, the line and their closing tags: "<p><b>a</b></p>" gives `<p><b>`, a and
-    `</b></p>`.
+    Returns opening tags, line and closing tags: "<p><b>a</b></p>" gives `<p><b>`, a and `</b></p>`.
     """
     before = after = ""
     text = marked.text
@@ -268,8 +264,7 @@ def _take_space(item: _Item, text: str, line: str, last: int, around: _Item) -> 
 def put_back(marked: MarkedLine, text: str, alignment: Alignment, starts: Sequence[int] = ()) -> str:
     """Put the markup of a line into its translation, according to the word alignment.
 
-    `starts`: where the translation of each sentence starts in `text`, if sentences were translated
-    separately.
+    `starts`: where the translation of each separately translated sentence starts in `text`.
     """
     if not marked.items:
         return _spell(marked, text)
@@ -326,8 +321,7 @@ class _Layout:
     def _write_items(self, items: Sequence[_Item], low: int, high: int) -> None:
         """Write items within words [low, high) in the order of their places, without overlap.
 
-        Each element that contained a word gets at least one. An element without a word goes inside the
-        preceding element.
+        Each element that had a word gets at least one; an element without a word goes inside the one before.
         """
         found = [self._find(item) for item in items]
         moved = _move_out(found)
@@ -498,10 +492,9 @@ class _Layout:
         return len(self.target) if following else 0
 
     def _find_boundary(self, item: _Item) -> int | None:
-        """Return the first target word of the sentence after a point that is between two sentences.
+        """Return the first target word of the next sentence if a point is between two sentences.
 
-        Sentences are translated separately, so the words of a sentence are aligned only with its own
-        translation.
+        Sentences are translated separately, so words are aligned only within their sentence.
         """
         before = self._word_before(item)
         if before not in self.ends or before + 1 not in self.ends or item.start < self.source[before].end:

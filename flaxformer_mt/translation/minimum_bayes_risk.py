@@ -144,10 +144,7 @@ def _rescore(hypothesis: Translation, score: float, weight: float | None) -> Tra
 
 
 def compare_texts(groups: Sequence[Compared], name: str) -> list[Float[np.ndarray, "N R"]]:
-    """Return a matrix for each source: row i, column j is the utility of text i with reference j.
-
-    BLEU uses the tokenizer that the script of the source's references needs.
-    """
+    """Return a matrix for each source: row i, column j is the utility of text i with reference j."""
     if name == "chrf" and all({*texts} >= {*references} for _, texts, references in groups):
         return [score_chrf(texts)[:, [*map(texts.index, references)]] for _, texts, references in groups]
     if find_metric(name, "search.mbr").scorer is None:

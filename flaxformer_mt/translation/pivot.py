@@ -27,7 +27,7 @@ class PivotLine:
     """
 
     def __init__(self, request: Request, directions: Directions, *, apart: bool) -> None:
-        """Prepare the request to the first model; `apart`: whether it divides lines into sentences."""
+        """Prepare the first model's request; `apart`: whether that model divides lines into sentences."""
         wanted = request.annotations
         if wanted.alignments == "pieces":
             raise UserError(
@@ -135,7 +135,7 @@ def choose_pivot(
 
 @dataclasses.dataclass(frozen=True)
 class PivotEngines:
-    """Two engines, of which the second translates the translations of the first."""
+    """Two engines; the second translates the translations of the first."""
 
     first: Engine
     second: Engine

@@ -110,10 +110,7 @@ def check_phrases(translation: Translation, phrases: Sequence[str]) -> Translati
 
 
 def drop_repeated(translation: Translation) -> Translation:
-    """Return a translation without alternatives whose text a better hypothesis already has.
-
-    A text can be segmented into subwords in several ways; each is a separate hypothesis with its own score.
-    """
+    """Return a translation without alternatives whose text a better hypothesis has in other subwords."""
     first = {one.text: one for one in reversed(translation.n_best)}
     others = tuple(one for one in translation.alternatives if one is first[one.text])
     return dataclasses.replace(translation, alternatives=others)

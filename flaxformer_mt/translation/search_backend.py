@@ -52,8 +52,7 @@ class SearchBackend:
         """Create a backend without segments; `params` holds the parameters of each model.
 
         `describe` returns what translations depend on, except devices and versions. `arriving`: whether
-        segments arrive while others are translated; calls to the device are then short, and few programs are
-        compiled.
+        segments arrive while others are translated; calls to the device are then short and use few programs.
         """
         self._engine, self._scorer, self._params, self._search = engine, scorer, params, search
         self._scheduler, self._describe, self._arriving = Scheduler(engine, params), describe, arriving
@@ -178,10 +177,7 @@ class SearchBackend:
         self._scheduler.compile()
 
     def warm_up(self) -> Iterator[object]:
-        """Compile the programs that most lines need, and those for alignments of all hypotheses.
-
-        Yields regularly, so that lines can be translated in between.
-        """
+        """Compile the programs that most lines need; yields regularly, so that lines can be translated."""
         for n_best in dict.fromkeys((1, self.most_hypotheses)):
             yield from self._engine.warm_up(self._params, n_best=n_best)
         watched = choose_watched(Annotations(attention=True), self._scorer.models)

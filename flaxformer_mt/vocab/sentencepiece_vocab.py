@@ -268,7 +268,7 @@ def _read_lines(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -
 
 
 def _split_line(line: str) -> Iterator[str]:
-    """Split a long line before spaces or, if need be, inside words.
+    """Split a long line before spaces, else inside words.
 
     With a limit of 4 characters, "ab cdefg" becomes "ab", " cde", "fg".
     """
