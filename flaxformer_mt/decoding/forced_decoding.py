@@ -37,8 +37,8 @@ _MAX_LOGITS = 1 << 27
 # Maximum length of a sequence if the model's positions do not limit it.
 UNBOUNDED = 1 << 29
 
-# At most this many pairs are read in batches of so many rows, at least so long: then few programs serve a few
-# pairs at a time.
+# Up to _FEW pairs are read in batches of _FEW_ROWS rows and at least _FEW_LENGTH tokens, so that few programs
+# are compiled for them.
 _FEW, _FEW_ROWS, _FEW_LENGTH = 32, 8, 32
 
 
@@ -239,7 +239,7 @@ def _weights(decoder: Any, watched: Watched, batch: Batch) -> Array:
     chosen = weights.mean(axis=1) if watched.head is None else weights[:, watched.head]
     if not watched.reading:
         return chosen
-    # No step reads the last token, which is eos unless the translation is unfinished; it keeps its own.
+    # No step reads the last token (eos, or the end of an unfinished translation), so its weights stay.
     is_read = batch.target_mask[:, 1:, None]
     return jnp.concatenate([jnp.where(is_read, chosen[:, 1:], chosen[:, :-1]), chosen[:, -1:]], axis=1)
 

@@ -48,14 +48,14 @@ class Scheduler:
         self._engine, self._params = engine, params
         self._slots: dict[_Key, Slots] = {}
         self._turn: collections.deque[_Key] = collections.deque()
-        # All sentences that are not done, and their number of hypotheses.
+        # All unfinished sentences by name, with their numbers of hypotheses.
         self._sentences: dict[Hashable, tuple[Sentence, int]] = {}
-        # Those without a state, by their inputs and numbers of hypotheses.
+        # Sentences that are not yet queued in a state, by form and number of hypotheses.
         self._unassigned: dict[tuple[Form, int], dict[Hashable, Sentence]] = {}
-        # Those in states: what they are in.
+        # The state that each other sentence is queued or searched in.
         self._keys: dict[Hashable, _Key] = {}
         self._in_flight: collections.deque[tuple[_Key, Call]] = collections.deque()
-        # Whether sizes with few sentences are known; what the device does, should it fail.
+        # Whether the last `_assign` was final; the state that the device works on, in case it fails.
         self._all_assigned = True
         self._current: _Key | None = None
 

@@ -29,7 +29,7 @@ from flaxformer_mt.vocab.shortlist import Shortlist
 _FILLS = 2
 # Programs of a size: free slots, read sources, decode.
 _PROGRAMS = 3
-# Seconds that a thread which other work may reach waits for what other threads do.
+# Seconds that a thread waits for other threads before it looks for other work.
 PATIENCE = 0.01
 # A state that has made this many steps takes no sentence until it is empty: then steps count from 0.
 _MAX_STEPS = 2**30

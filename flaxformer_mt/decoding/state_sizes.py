@@ -104,9 +104,9 @@ def make_length_rule(
 
 # Tokens per batch on CPUs, and the most that are chosen for an accelerator, which gains nothing from more.
 _CPU_TOKENS, MOST_TOKENS = 8192, 131_072
-# Share of an accelerator's memory that a search may take, and tokens of a hypothesis, which has logits once.
+# Share of an accelerator's memory that a search may take; tokens per hypothesis (each has logits only once).
 _MEMORY_SHARE, _TYPICAL_LENGTH = 0.25, 16
-# Memory that is assumed of a device that does not tell.
+# Assumed memory in bytes of a device that does not report it.
 _USUAL_MEMORY = 16 * 2**30
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int
 
 from flaxformer_mt.shapes import Array, Batch, typed
 
-# What a batch has for each target token beside its id and place.
+# The fields of a batch with one value per target token, besides ids and places.
 _OF_TARGET_TOKENS = {*Batch._fields[Batch._fields.index("target_positions") + 1 :]} - {"alignment"}
 
 

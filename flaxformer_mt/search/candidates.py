@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from flaxformer_mt.kernels.cross_entropy import maxima_of_chunks
 from flaxformer_mt.shapes import Array, typed
 
-# Entries of the vocabulary per chunk (see `top_k`): about this many, and at least and at most so many.
+# Entries of the vocabulary per chunk (see `top_k`): the preferred, smallest and largest number.
 _CHUNK, _SMALLEST_CHUNK, _LARGEST_CHUNK = 64, 32, 128
 
 # Numbers that a vector of the processor holds; chunks of multiples of them are read without remainders.

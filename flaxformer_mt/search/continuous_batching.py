@@ -122,7 +122,7 @@ def put_rows(layout: StateLayout, state: State, rows: Array, lines: State) -> St
     """
     capacity, line_capacity = state.tokens.shape[2], lines.tokens.shape[2]
     first = (state.step - 1) % capacity
-    # Of each slot of the state: the step of its token, counted as in the lines, whose last step comes now.
+    # The step of the token in each slot of the state, counted as in the lines, whose last step is now.
     steps = lines.step - 1 - (first - jnp.arange(capacity)) % capacity
     available = (steps >= 0) & (steps >= lines.step - line_capacity)
 
@@ -171,7 +171,7 @@ class QueueResult(NamedTuple):
     state: Any
     # The active line of each row: i < M of the queue, M + r: line of row r before the queue, or NO_LINE.
     owners: Int[Array, "R"]
-    # Of the M lines of the queue, then of the R rows before it; undefined for lines that are still active.
+    # The hypotheses of the M lines of the queue, then of the R earlier rows; undefined for active lines.
     results: SearchResult
 
 
@@ -185,9 +185,9 @@ class _Queue(NamedTuple):
     owners: Int[Array, "R"]
     # Index of the first line that waits.
     next_line: Int[Array, ""]
-    # Of finished lines: the parts of the state that results are made of.
+    # For finished lines: the fields of the state from which results are made.
     ended: State
-    # Of finished lines: whether they were stopped at the token capacity.
+    # For finished lines: whether they were stopped at the token capacity.
     ended_outgrown: Bool[Array, "M+R"]
 
 

@@ -11,7 +11,7 @@ from flaxformer_mt.translation.result import Translation, check_phrases
 from flaxformer_mt.translation.segments import Segment, Step, group_by_line
 from flaxformer_mt.vocab import Vocab
 
-# Required phrases of a sentence, and tokens of each, that a server takes.
+# Limits of a server: required phrases per sentence, and tokens per phrase.
 _MOST_PHRASES, _MOST_TOKENS = 16, 32
 
 

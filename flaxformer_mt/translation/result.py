@@ -87,7 +87,7 @@ class Translation:
         return (self, *self.alternatives)
 
 
-# Translations of a line without words, and of a line for which the model's scores are NaN.
+# The translations of a line without words, and of a line for which the model's scores are NaN.
 EMPTY = Translation(text="", score=math.nan, log_prob=0.0, tokens=())
 FAILED = Translation(text="", score=-math.inf, log_prob=-math.inf, tokens=())
 

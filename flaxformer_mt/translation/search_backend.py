@@ -30,7 +30,7 @@ from flaxformer_mt.vocab import Vocab
 
 # Decoding steps after which sentences that arrive may enter.
 _STEPS = 8
-# Results that are read in another thread, if there are so many at once.
+# Minimum number of results at a time that are read in another thread.
 _MANY = 16
 
 Translated = tuple[Segment, Translation | Exception]
@@ -121,7 +121,7 @@ class SearchBackend:
 
     def _start(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         if self._threads is None:
-            # Where requests arrive, some of them work while others compile.
+            # If requests arrive, some threads work while others compile.
             self._threads = ThreadPoolExecutor(4 if self._arriving else 1, thread_name_prefix="results")
         return self._threads.submit(function, *arguments)
 
@@ -189,10 +189,10 @@ class SearchBackend:
     def describe(self) -> dict[str, Any]:
         return {
             **self._describe(),
-            # Devices share batches, so that another number of devices rounds differently.
+            # Devices share batches, so another number of devices rounds differently.
             "devices": [process_count(), local_device_count()],
             "device_kind": default_device_kind(),
-            # Other versions may compute, round or split lines otherwise.
+            # Other versions may compute, round or split lines differently.
             "versions": {"flaxformer_mt": flaxformer_mt.__version__, "jax": jax.__version__},
         }
 

@@ -48,7 +48,7 @@ from flaxformer_mt.translation.sentences import splits_sentences
 from flaxformer_mt.translation.steps import make_steps
 from flaxformer_mt.vocab.shortlist import Shortlist
 
-# Where the output layer's table can be, the first that is there: of its own, tied, or one for all.
+# Possible places of the output layer's table, the first that exists: separate, tied, or shared by all.
 _TABLES = (
     "output_kernel",
     "target_embedding/embedding",
@@ -101,7 +101,7 @@ def on_host(trained: TrainedModel) -> TrainedModel:
     return dataclasses.replace(trained, params=jax.device_get(trained.params))
 
 
-# Number of translators with other search options that one keeps.
+# Maximum number of translators with other search options that a translator caches.
 _MOST_KEPT = 8
 
 
@@ -173,7 +173,7 @@ class Translator:
         self._changed_cases = choose_cases(options.capitals, trained.letter_cases)
         spread: bool | SplitParameters = trained.split or options.use_all_devices
         models = [(trained.params, config.model), *((one.params, one.config.model) for one in ensemble)]
-        # Those of each model, the own ones first.
+        # The parameters of each model, this translator's own first.
         self.all_params, self._digest = place_models(models, spread, options.quantization)
         self._with_options: dict[str, Translator] = {}
         shortlist = None if options.shortlist is None else Shortlist.read(options.shortlist, vocabs)
