@@ -105,7 +105,10 @@ class Members:
 
 
 def _next_logits(model: Any, variables: Any, method: str, layer: int | None, *more: Any) -> NextLogits:
-    """Return `method` as a `next_logits`; caches the mean cross-attention [B, W, S] of `layer`, if given."""
+    """Return a method of the model as a `next_logits`; `more` are the method's last arguments.
+
+    If a layer is given, the cache also stores its cross-attention [B, W, S], averaged over heads.
+    """
 
     def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         return model.apply(variables, tokens, cache, *more, method=method)

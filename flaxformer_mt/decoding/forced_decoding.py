@@ -204,7 +204,7 @@ class TokenScorer:
     def _read_batch(
         self, params: tuple[Any, ...], array: BatchArray, *, watched: tuple[Watched, ...]
     ) -> tuple[Array, list[Array]]:
-        """Return log-probabilities [B, T], 0 for forced tokens like tags, and watched attention [B, T, S]."""
+        """Return log-probabilities [B, T], which are 0 for forced tokens, and watched attention [B, T, S]."""
         batch, logits = array.to_batch(), list[Array]()
         attention: list[list[Array]] = []
         for model, model_params in zip(self._networks, params, strict=True):

@@ -46,7 +46,10 @@ class TokenBudget:
         self.tokens, self._requested, self._warn = tokens, tokens, warn
 
     def halve_after(self, error: Exception) -> bool:
-        """If memory ran out, halve the tokens (at the minimum, raise UserError); return whether it did."""
+        """If the error is a lack of memory, halve the tokens; return whether it is.
+
+        Raises UserError if the smallest batch did not fit. Warns at the first halving.
+        """
         message = str(error)
         if not isinstance(error, jax.errors.JaxRuntimeError) or _OUT_OF_MEMORY not in message:
             return False
@@ -77,7 +80,7 @@ class Call(NamedTuple):
 
 
 class Slots:
-    """The sentences in the slots of one state; `finish` ends the calls of `start` in the same order."""
+    """The sentences in the slots of one state; `finish` reads the results of calls of `start` in order."""
 
     def __init__(
         self,
@@ -246,7 +249,7 @@ class SearchEngine:
         computing: EngineOptions = EngineOptions(),
         warn: Callable[[str], None] = warn_user,
     ) -> None:
-        """`sizes`: entries of the source and target vocabularies; `longest_source`: in tokens, with eos."""
+        """`sizes`: entries of the source and target vocabulary. `longest_source`: in tokens, with eos."""
         self.options, self.shortlist, self._symbols = options, computing.shortlist, symbols
         self._keep_programs = computing.keep_programs
         self.budget = TokenBudget(choose_batch_tokens(options, models, sizes[1]), warn=warn)

@@ -87,7 +87,10 @@ def attention_weights(
     scale: float | None = None,
     bias: Float[Array, "1 H Q M"] | None = None,
 ) -> Float[Array, "B H Q M"]:
-    """Compute softmax(scaled products + bias) in float32; uniform where the mask is False for all keys."""
+    """Compute the softmax of scaled query-key products, plus a bias, in float32.
+
+    A query whose mask is False everywhere gets uniform weights instead of NaN.
+    """
     query = query * jnp.asarray(query.shape[-1] ** -0.5 if scale is None else scale, query.dtype)
     scores = product("BQHK,BMHK->BHQM", query, keys)
     if bias is not None:

@@ -38,7 +38,10 @@ def dropout_scale(rate: float) -> float:
 
 
 def keep_threshold(rate: float) -> int:
-    """Return the threshold: entries with at least this random number are kept, some at any rate below 1."""
+    """Return the threshold for random numbers: an entry is kept if its number is at least this.
+
+    The cap keeps some entries at any rate below 1, even where rounding would drop all.
+    """
     return min(round(rate * 2**32), 2**32 - 2**24)
 
 

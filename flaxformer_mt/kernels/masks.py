@@ -54,7 +54,10 @@ def make_segment_mask(
 
 @typed
 def drop_ends(segments: Int[Array, "B S"]) -> Int[Array, "B S"]:
-    """Turn the last position of each longer segment into padding: [[1 1 1 2 0]] gives [[1 1 0 2 0]]."""
+    """Mark the last position of each segment as padding, unless it is the segment's only position.
+
+    [[1 1 1 2 2 3 0]] gives [[1 1 0 2 0 3 0]].
+    """
     ends = segments != jnp.pad(segments[:, 1:], ((0, 0), (0, 1)))
     begins = segments != jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
     return jnp.where(ends & ~begins, 0, segments)

@@ -25,7 +25,7 @@ from flaxformer_mt.parallel.sharding import (
 )
 from flaxformer_mt.shapes import Array
 
-# About what it costs to move a number where the last axis of an array changes; where whole rows move, 1.
+# Approximate cost of moving a number if the last axis of an array changes; 1 if whole rows move.
 _COST_OF_COLUMNS = 3
 
 

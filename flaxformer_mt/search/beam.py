@@ -211,7 +211,10 @@ def _is_done(task: Task, state: State) -> Array:
 
 
 def _reorder(cache: Cache, parents: Array, position: Array) -> Cache:
-    """Return the cache reordered to parents [B, W]; if it has `ancestors`, cached tokens stay in place."""
+    """Return the cache in which beam w continues beam parents[b, w]; parents are [B, W].
+
+    If the cache has `ancestors`, tokens stay where they are, and only the ancestors' indices are reordered.
+    """
     if cache.ancestors is None:
         return cache._replace(per_beam=jax.tree.map(lambda leaf: take_beams(leaf, parents), cache.per_beam))
     return cache._replace(ancestors=take_beams(cache.ancestors, parents).at[:, :, position].set(parents))

@@ -95,7 +95,10 @@ def top_k(values: Array, count: int) -> tuple[Array, Array]:
 
 
 def chunk_size(size: int) -> int:
-    """Return a chunk size near 64; a divisor of `size` if possible, as in 80 for 4,000, to avoid padding."""
+    """Return the chunk size for `size` values: near 64, and a divisor of `size` if possible.
+
+    Otherwise the last chunk must be padded. 4,000 values have chunks of 80, 32,000 values have chunks of 64.
+    """
     divisors = [one for one in range(_SMALLEST_CHUNK, _LARGEST_CHUNK + 1) if size % one == 0]
     for lanes in _LANES:
         if whole := [one for one in divisors if one % lanes == 0]:
@@ -115,7 +118,10 @@ def _in_chunks(values: Array) -> Array:
 
 
 def _top_of_chosen(kept: Array, chosen: Array, count: int) -> tuple[Array, Array]:
-    """Return the `count` top values of chunks [..., C, L] and their ids; `chosen` [..., C]: chunk indices."""
+    """Return the `count` largest values of the kept chunks [..., C, L], and their indices in the full array.
+
+    `chosen` [..., C] are the indices of the kept chunks.
+    """
     length = kept.shape[-1]
     best, where = jax.lax.top_k(kept.reshape(*kept.shape[:-2], -1), count)
     return best, jnp.take_along_axis(chosen, where // length, axis=-1) * length + where % length

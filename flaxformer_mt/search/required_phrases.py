@@ -54,7 +54,7 @@ def follow(required: Array, met: Array, matched: Array, tokens: Array) -> tuple[
 
 
 def count_met(required: Array, met: Array, matched: Array) -> Array:
-    """Return how many required tokens each prefix has met, [B, ...]; matched beginnings count."""
+    """Return how many required tokens each prefix has met, [B, ...], including matched beginnings."""
     lengths = _lengths(required).reshape(met.shape[0], *(1,) * (met.ndim - 2), met.shape[-1])
     return jnp.where(met, lengths, progress(matched)).sum(axis=-1)
 

@@ -108,7 +108,10 @@ def _record_ancestors(cache: Cache, position: Array) -> Cache:
 
 
 def _choose(task: Task, state: State, logits: Array) -> tuple[Array, Array]:
-    """Return the log-probability [B, W] of each path's next token, and the token; logits may be [B, 1, V]."""
+    """Return the model's log-probability [B, W] of each path's next token, and the token.
+
+    Logits of shape [B, 1, V] apply to all paths, as before the first token.
+    """
     if task.options.method == "sample" or needs_mask(task, state):
         task, logits = expand_to_vocabulary(task, state.lines, logits)
     banned, allowed = banned_tokens(task, state), allowed_tokens(task, state, logits.shape[-1])

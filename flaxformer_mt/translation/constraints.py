@@ -36,8 +36,7 @@ class Constraints(Step):
     ) -> None:
         """Store the target vocabulary and the function that checks constraints.
 
-        `check` raises UserError if constraints cannot be met. `limited`: whether a server's limits of phrases
-        apply.
+        `check` raises UserError if constraints cannot be met. `limited`: whether a server's limits apply.
         """
         self._vocab, self._search, self._check, self._limited = vocab, search, check, limited
 

@@ -321,7 +321,8 @@ class _Layout:
     def _write_items(self, items: Sequence[_Item], low: int, high: int) -> None:
         """Write items within words [low, high) in the order of their places, without overlap.
 
-        Each element that had a word gets at least one; an element without a word goes inside the one before.
+        Each element that had a word gets at least one; an element without a word goes inside the preceding
+        one.
         """
         found = [self._find(item) for item in items]
         moved = _move_out(found)

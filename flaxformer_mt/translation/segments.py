@@ -60,7 +60,7 @@ class Segment:
     source_language: str = ""
     target_language: str = ""
     lead: str = ""
-    # Tags before the text, and their numbers of subwords: for the requested languages, and from the line itself.
+    # Tags before the text, and their numbers of subwords: those of requested languages, and the line's own.
     added: str = ""
     added_pieces: int = 0
     tag: str = ""

@@ -41,10 +41,10 @@ def find_missing_characters(model: TokenizerJson, words: Mapping[str, int]) -> l
 def learn_pieces(
     model: TokenizerJson, words: Mapping[str, int], others: Iterable[str], *, most: int | None
 ) -> list[NewPiece]:
-    """Learn new subwords for `words`, which have counts; each new subword is a merge of existing subwords.
+    """Learn new subwords for a new language; each new subword is a merge of existing subwords.
 
-    `others`: words of other languages, whose segmentation must not change. `most`: maximum number of new
-    subwords; None: all that are frequent enough.
+    `words`: words of the new language, with their counts. `others`: words of other languages, whose
+    segmentation must not change. `most`: maximum number of new subwords; None: all that are frequent enough.
     """
     blocked = {pair for word in others for pair in itertools.pairwise(model.split(word))}
     names, runs = set(model.names.values()), Counter[str]()
@@ -65,7 +65,10 @@ def learn_pieces(
 def _find_runs(
     pieces: Iterable[tuple[int, str]], blocked: Collection[tuple[int, int]], names: Collection[str]
 ) -> Iterator[str]:
-    """Yield the runs of mergeable subwords (letters and marks) of a word, as one character per subword."""
+    """Yield the runs of a word's subwords that may be merged, as strings with one character per subword.
+
+    Such subwords consist of letters and combining marks.
+    """
     run, last = "", (-1, "")
     for number, name in pieces:
         is_text = all(unicodedata.category(letter)[0] in "LM" for letter in name.removeprefix(SPACE))
