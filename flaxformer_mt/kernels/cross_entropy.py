@@ -63,7 +63,7 @@ def score_words(multiply: Multiply, hidden: Array, output: Output, target: Array
 
 
 def score_in_bfloat16(multiply: Multiply, hidden: Array, output: Output, target: Array | None) -> _Words:
-    """Do the same as `score_words` with bfloat16 logits, because a GPU writes them and reads them twice."""
+    """Do the same as `score_words`, with logits in hidden's dtype: a GPU writes them and reads them twice."""
     return score_words(lambda *operands: multiply(*operands).astype(hidden.dtype), hidden, output, target)
 
 

@@ -55,7 +55,7 @@ class Backend(Protocol):
 
 
 class Engine:
-    """Translates requests, which may be submitted at any time; only `read` may be called in any thread."""
+    """Translates requests that are submitted at any time. Call all methods except `read` in one thread."""
 
     def __init__(
         self,
