@@ -89,7 +89,7 @@ class StatePrograms:
         final_free_rows: Sequence[int],
         max_steps: int,
     ) -> QueueResult:
-        """Apply `search_queue` to each part; `counts` are the numbers of sentences per part, without padding.
+        """Apply `search_queue` on each device; `counts` are the devices' numbers of sentences.
 
         The state is donated, except in programs that are stored on disk.
         """
@@ -102,11 +102,7 @@ class StatePrograms:
 
 
 class SearchPrograms:
-    """The programs of a search with one model, or with an ensemble that shares a vocabulary.
-
-    The first axis of every array indexes rows. With several local devices, each device has an equal part of
-    the rows.
-    """
+    """The programs of a search with one model or an ensemble; local devices divide the rows equally."""
 
     def __init__(
         self,
@@ -138,10 +134,9 @@ class SearchPrograms:
     def find(
         self, params: tuple[Any, ...], size: Size, example: Sources, *, n_best: int, keep: bool = False
     ) -> StatePrograms:
-        """Return the programs for a size of state; new programs are compiled in threads from now on.
+        """Return the programs for a state size; threads start to compile them if they are new.
 
-        Parameters must already have the sharding that all calls use. With `keep`, programs are stored on
-        disk, so that other processes need not trace them.
+        `params` must already have their final sharding. `keep`: whether to store the programs on disk.
         """
         leaves = jax.tree.leaves(params)
         key = (
@@ -167,7 +162,7 @@ class SearchPrograms:
         facts = [self._facts, n_best, *map(_describe, (line, shapes))]
 
         def make_states() -> tuple[Any, ...]:
-            """Return the shapes of a state and of waiting sentences, from disk for programs to keep."""
+            """Return the shapes of a state and of waiting sentences, cached on disk if `keep`."""
 
             def find() -> list[Any]:
                 return [layout.leaves for layout in layouts()]

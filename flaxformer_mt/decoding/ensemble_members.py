@@ -105,9 +105,9 @@ class Members:
 
 
 def _next_logits(model: Any, variables: Any, method: str, layer: int | None, *more: Any) -> NextLogits:
-    """Return a method of the model as a function; `more` are the method's last arguments.
+    """Return a method of the model as a `next_logits`; `more` are the method's last arguments.
 
-    If a layer is given, its cross-attention [B, W, S], averaged over heads, is stored in the cache.
+    If a layer is given, the cache also stores its cross-attention [B, W, S], averaged over heads.
     """
 
     def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:

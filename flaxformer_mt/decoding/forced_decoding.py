@@ -37,8 +37,8 @@ _MAX_LOGITS = 1 << 27
 # Maximum length of a sequence if the model's positions do not limit it.
 UNBOUNDED = 1 << 29
 
-# At most this many pairs are read in batches of so many rows, at least so long: then few programs serve a few
-# pairs at a time.
+# Up to _FEW pairs are read in batches of _FEW_ROWS rows and at least _FEW_LENGTH tokens, so that few programs
+# are compiled for them.
 _FEW, _FEW_ROWS, _FEW_LENGTH = 32, 8, 32
 
 
@@ -85,10 +85,7 @@ class PairScore(NamedTuple):
 
 
 class TokenScorer:
-    """Scores pairs of token ids as the search does, with one model or an ensemble that shares a vocabulary.
-
-    Compiles once per batch shape; different parameters of the same shapes need no new compilation.
-    """
+    """Scores pairs of token ids as the search does, by a model or an ensemble; compiles once per shape."""
 
     def __init__(
         self,
@@ -100,7 +97,7 @@ class TokenScorer:
         warn: Callable[[str], None],
         spread: bool | SplitParameters = False,
     ) -> None:
-        """Build no model yet; `longest` are the maximum lengths in tokens with eos, or `UNBOUNDED`."""
+        """`longest`: the maximum lengths of source and target, in tokens with eos; or `UNBOUNDED`."""
         self.models, self.vocabs = models, vocabs
         self.options, self._longest = search, longest
         self._budget = TokenBudget(choose_batch_tokens(search, models, vocabs.target.size), warn=warn)
@@ -154,10 +151,7 @@ class TokenScorer:
         params: Sequence[Any],
         watched: Sequence[Watched] = (),
     ) -> list[Reading]:
-        """Return the readings of pairs in order; `params` holds the parameters of each model.
-
-        If the device runs out of memory, this call and all later calls use smaller batches.
-        """
+        """Return the readings of pairs in order; all batches after an out-of-memory error are smaller."""
         run = functools.partial(self.run, tuple(params), watched=tuple(watched))
         found: dict[int, Reading] = {}
         while missing := [index for index in range(len(pairs)) if index not in found]:
@@ -210,10 +204,7 @@ class TokenScorer:
     def _read_batch(
         self, params: tuple[Any, ...], array: BatchArray, *, watched: tuple[Watched, ...]
     ) -> tuple[Array, list[Array]]:
-        """Return log-probabilities [B, T] of target_out, and the watched attention [B, T, S]; traced.
-
-        The log-probability of a forced token, such as a language tag, is 0.
-        """
+        """Return log-probabilities [B, T], which are 0 for forced tokens, and watched attention [B, T, S]."""
         batch, logits = array.to_batch(), list[Array]()
         attention: list[list[Array]] = []
         for model, model_params in zip(self._networks, params, strict=True):
@@ -237,10 +228,7 @@ class TokenScorer:
 
 
 def _weights(decoder: Any, watched: Watched, batch: Batch) -> Array:
-    """Return the attention weights [B, T, S] from target to source.
-
-    The sequence of a decoder-only model is the source followed by the target.
-    """
+    """Return the attention weights [B, T, S]; a decoder-only model has them in its self-attention."""
     block = decoder[f"layers_{watched.layer % len(decoder)}"]
     if "cross_attention" in block:
         (weights,) = block["cross_attention"]["attention_weights"]  # [B, H, T, S]
@@ -251,7 +239,7 @@ def _weights(decoder: Any, watched: Watched, batch: Batch) -> Array:
     chosen = weights.mean(axis=1) if watched.head is None else weights[:, watched.head]
     if not watched.reading:
         return chosen
-    # No step reads the last token, which is eos unless the translation is unfinished; it keeps its own.
+    # No step reads the last token (eos, or the end of an unfinished translation), so its weights stay.
     is_read = batch.target_mask[:, 1:, None]
     return jnp.concatenate([jnp.where(is_read, chosen[:, 1:], chosen[:, :-1]), chosen[:, -1:]], axis=1)
 

@@ -48,14 +48,14 @@ class Scheduler:
         self._engine, self._params = engine, params
         self._slots: dict[_Key, Slots] = {}
         self._turn: collections.deque[_Key] = collections.deque()
-        # All sentences that are not done, and their number of hypotheses.
+        # All unfinished sentences by name, with their numbers of hypotheses.
         self._sentences: dict[Hashable, tuple[Sentence, int]] = {}
-        # Those without a state, by their inputs and numbers of hypotheses.
+        # Sentences that are not yet queued in a state, by form and number of hypotheses.
         self._unassigned: dict[tuple[Form, int], dict[Hashable, Sentence]] = {}
-        # Those in states: what they are in.
+        # The state that each other sentence is queued or searched in.
         self._keys: dict[Hashable, _Key] = {}
         self._in_flight: collections.deque[tuple[_Key, Call]] = collections.deque()
-        # Whether sizes with few sentences are known; what the device does, should it fail.
+        # Whether the last `_assign` was final; the state that the device works on, in case it fails.
         self._all_assigned = True
         self._current: _Key | None = None
 
@@ -68,7 +68,7 @@ class Scheduler:
         return len(self._sentences)
 
     def submit(self, sentences: Mapping[Any, Sentence], *, n_best: int) -> None:
-        """Add sentences by the names of their results; all sentences of a call have the same `Form`."""
+        """Add sentences by name; `step` returns their results by name. All must have the same `Form`."""
         form = self._engine.arrays.find_form(list(sentences.values()))
         self._sentences.update((name, (sentence, n_best)) for name, sentence in sentences.items())
         self._unassigned.setdefault((form, n_best), {}).update(sentences)
@@ -90,10 +90,10 @@ class Scheduler:
     def step(self, max_steps: int | None, *, more: bool = False) -> Iterator[Finished]:
         """Continue the search; yield the names and results of finished sentences.
 
-        If the device fails, the error is the result of the sentences that were being searched. Waiting
-        sentences may enter after `max_steps` steps. None: no sentences arrive meanwhile, so the device runs
-        as long as it can without the host. With `more`, `submit` will be called again before the last results
-        are needed, so only states with enough sentences for a full call are searched.
+        After `max_steps` steps, waiting sentences can enter. None: no sentences arrive during the search, so
+        the device runs as long as it can without the host. `more`: whether `submit` will be called again;
+        only states with enough sentences for a full call are then searched. If the device fails, the error is
+        the result of all sentences that were being searched.
         """
         try:
             yield from self._search_all(more=more) if max_steps is None else self._search_some(max_steps)
@@ -136,10 +136,7 @@ class Scheduler:
     # ---- many sentences at once ----
 
     def _search_all(self, *, more: bool) -> Iterator[Finished]:
-        """Start calls until two are in flight or no more can be started, then finish the oldest call.
-
-        With `more`, one call stays in flight while the next sentences are submitted.
-        """
+        """Start calls until two are in flight, then finish the oldest; with `more`, leave one in flight."""
         self._assign(all_of_them=not more)
         for slots in (self._slots[key] for key in sorted(self._slots, key=_capacity)):
             if slots.is_full or (slots.waiting and not more):
@@ -151,10 +148,7 @@ class Scheduler:
             yield from self._finish_oldest()
 
     def _choose(self, *, more: bool) -> _Key | None:
-        """Return the state whose next call is started: the first with a full call, or the smallest.
-
-        Sentences that exceed the smallest state move to larger states, whose calls are not full until then.
-        """
+        """Return the state whose call is next: the smallest, or with `more` the first with a full call."""
         keys = sorted((key for key, slots in self._slots.items() if len(slots)), key=_capacity)
         if not more and keys:
             slots = self._slots[keys[0]]
@@ -165,8 +159,7 @@ class Scheduler:
     def _assign(self, *, all_of_them: bool) -> None:
         """Queue sentences in states, the longest first; sizes with few sentences use the states for a few.
 
-        `all_of_them`: whether no more sentences follow, so that the final number of sentences per size is
-        known.
+        `all_of_them`: whether no more sentences follow, so that the number per size is final.
         """
         if not self._unassigned and (self._all_assigned or not all_of_them):
             return
@@ -187,10 +180,9 @@ class Scheduler:
             self._slots[key].waiting = dict(order)
 
     def _join_sparse_sizes(self) -> set[_Key]:
-        """Move sentences that do not fill the rows of their size, because a step also computes free rows.
+        """Move sentences that do not fill the rows of their size; return the states that received them.
 
-        They move to the next larger size, which has fewer rows, or, if they are few, to a state for a few.
-        Returns the states that received sentences.
+        A step also computes free rows. Larger sizes have fewer rows, and states for a few the fewest.
         """
         joined = set()
         for form, n_best in {(key.form, key.n_best) for key in self._slots}:

@@ -29,7 +29,7 @@ from flaxformer_mt.vocab.shortlist import Shortlist
 _FILLS = 2
 # Programs of a size: free slots, read sources, decode.
 _PROGRAMS = 3
-# Seconds that a thread which other work may reach waits for what other threads do.
+# Seconds that a thread waits for other threads before it looks for other work.
 PATIENCE = 0.01
 # A state that has made this many steps takes no sentence until it is empty: then steps count from 0.
 _MAX_STEPS = 2**30
@@ -46,9 +46,9 @@ class TokenBudget:
         self.tokens, self._requested, self._warn = tokens, tokens, warn
 
     def halve_after(self, error: Exception) -> bool:
-        """Halve the tokens if the error is an out-of-memory error; return whether it is.
+        """If the error is a lack of memory, halve the tokens; return whether it is.
 
-        Raises UserError if the device ran out of memory with the smallest batch. Warns at the first halving.
+        Raises UserError if the smallest batch did not fit. Warns at the first halving.
         """
         message = str(error)
         if not isinstance(error, jax.errors.JaxRuntimeError) or _OUT_OF_MEMORY not in message:
@@ -80,11 +80,7 @@ class Call(NamedTuple):
 
 
 class Slots:
-    """The sentences in the slots of one state; `start` begins some steps, `finish` reads their results.
-
-    Several calls may be started before the first is finished; calls finish in the order in which they
-    started.
-    """
+    """The sentences in the slots of one state; `finish` reads the results of calls of `start` in order."""
 
     def __init__(
         self,
@@ -96,10 +92,7 @@ class Slots:
         parts: int,
         lines: int,
     ) -> None:
-        """Start without sentences; `find_programs` begins to compile when programs are first needed.
-
-        `lay_out` returns the input arrays of up to `lines` sentences per part, which are read together.
-        """
+        """`find_programs` is called when needed; `lay_out` takes up to `lines` sentences of each part."""
         self.waiting: dict[Hashable, Sentence] = {}
         self._find_programs, self._params, self._size, self._lay_out = find_programs, params, size, lay_out
         self._lines = lines
@@ -125,7 +118,7 @@ class Slots:
 
     @property
     def num_free(self) -> int:
-        """The number of slots that are free after waiting sentences are counted."""
+        """The number of slots that remain once all waiting sentences have entered; negative: too few."""
         return self._size.rows * len(self._busy) - len(self)
 
     @property
@@ -139,12 +132,11 @@ class Slots:
         return left
 
     def start(self, max_steps: int = UNLIMITED, *, leave: int = 0, more: bool = False) -> Call:
-        """Let waiting sentences enter and start at most `max_steps` steps; the device runs on asynchronously.
+        """Let waiting sentences enter and start at most `max_steps` steps, which run asynchronously.
 
-        With a limit of steps, sentences enter only slots that are free now; without a limit, also slots that
-        become free later. When no sentence waits, the call may end with `leave` slots per part still
-        occupied. With `more`, further sentences will follow, so the last ones need not be finished in this
-        call.
+        Without a limit, sentences also enter slots that become free during the call. Once no sentence waits,
+        the call may end with `leave` slots per part still occupied. `more`: whether further sentences follow;
+        the last sentences may then stay unfinished.
         """
         unlimited, rows, parts = max_steps == UNLIMITED, self._size.rows, len(self._busy)
         if not self.calls and not self.num_busy and self._steps > _MAX_STEPS:
@@ -243,10 +235,7 @@ class EngineOptions:
 
 
 class SearchEngine:
-    """Searches translations of sentences with one model, or with an ensemble that shares a vocabulary.
-
-    Compiles each program once for each size; different parameters of the same shapes need no new compilation.
-    """
+    """Searches translations with one model or an ensemble; compiles each program once per size."""
 
     def __init__(
         self,
@@ -260,13 +249,7 @@ class SearchEngine:
         computing: EngineOptions = EngineOptions(),
         warn: Callable[[str], None] = warn_user,
     ) -> None:
-        """Build no model yet: models are built when a program is traced.
-
-        Args:
-          sizes: number of entries of the source and the target vocabulary.
-          longest_source: maximum source length in tokens, with eos.
-          warn: receives one warning, when the device first runs out of memory with options.batch_tokens.
-        """
+        """`sizes`: entries of the source and target vocabulary. `longest_source`: in tokens, with eos."""
         self.options, self.shortlist, self._symbols = options, computing.shortlist, symbols
         self._keep_programs = computing.keep_programs
         self.budget = TokenBudget(choose_batch_tokens(options, models, sizes[1]), warn=warn)
@@ -291,7 +274,7 @@ class SearchEngine:
         )
 
     def sizes(self, n_best: int) -> StateSizes:
-        """Return the sizes of states, within the device memory observed so far."""
+        """Return the sizes of states, which shrink when the device runs out of memory."""
         width = search_width(self.options, n_best)
         is_cpu = default_platform() == "cpu"
         return StateSizes(self.lengths, width, self.budget.tokens, self.programs.parts, single=is_cpu)
@@ -314,11 +297,9 @@ class SearchEngine:
         return Slots(find_programs, params, size, lay_out, parts=parts, lines=lines)
 
     def warm_up(self, params: Sequence[Any], *, n_best: int = 1) -> Iterator[int]:
-        """Load or compile the programs of all sizes, for sentences without constraints.
+        """Load or compile the programs of all sizes, and search one sentence without constraints in each.
 
-        Yields the number of programs of a size as soon as they are ready, and 0 regularly while other threads
-        compile. Each size searches one sentence, which also loads what a program needs only at its first
-        step.
+        Yields the number of programs of a size as soon as they are ready, and 0 regularly before.
         """
         sizes = self.sizes(n_best)
         sentence = Sentence(np.zeros(1, np.int32), prefix=(0,) * self._symbols.num_free)

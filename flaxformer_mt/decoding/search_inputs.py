@@ -22,13 +22,10 @@ _SHORTEST = 8
 
 
 class Candidates:
-    """Selects the target tokens that each translation may use, without tokens that are never chosen.
-
-    shortlists: the candidates that all sentences share, in the form that the search takes.
-    """
+    """Selects the tokens that each translation may use; `shortlists`: the tokens that all may use."""
 
     def __init__(self, shortlist: Shortlist, symbols: Symbols, size: int, *, longest_source: int) -> None:
-        """Store the rules; `size` is the size of the target vocabulary."""
+        """`size`: number of entries of the target vocabulary."""
         self._shortlist = shortlist
         self._longest_source = longest_source
         banned = {token for token in symbols.banned if token < size}
@@ -85,7 +82,7 @@ class Sentence:
 
 
 class Form(NamedTuple):
-    """Which constraints the inputs of a program have room for, and their sizes; 0: none.
+    """The room for constraints in the inputs of a program; 0: none.
 
     prefix: number of tokens. phrases, phrase: number of required phrases, and number of tokens of each.
     minimum: whether translations have a minimum length.
@@ -113,10 +110,7 @@ class SentenceArrays:
         self._pad_id, self._candidates = source_pad_id, candidates
 
     def find_need(self, sentence: Sentence) -> tuple[int, int]:
-        """Return the source length, and the minimum number of tokens that constraints and options require.
-
-        These determine the size of the sentence's state.
-        """
+        """Return the source length and the minimum target length, which determine the size of the state."""
         length = len(sentence.source)
         return length, max(sentence.shortest, self._min_length(length))
 
@@ -136,11 +130,7 @@ class SentenceArrays:
     def lay_out(
         self, sentences: Sequence[Sequence[Sentence]], form: Form, *, rows: int, source_length: int
     ) -> Sources:
-        """Return the arrays of the sentences of all parts, part after part, with `rows` rows each.
-
-        Rows without a sentence have a length limit of 0, so they are not searched, and one position to attend
-        to.
-        """
+        """Return the arrays of all parts, `rows` rows each; rows without a sentence have length limit 0."""
         total = rows * len(sentences)
         every = [one for own in sentences for one in own]
         places = np.concatenate([part * rows + np.arange(len(own)) for part, own in enumerate(sentences)])

@@ -69,8 +69,7 @@ class LengthRule:
     def expected(self, source_length: int, needed: int = 0) -> int:
         """Return the capacity of a first search for this source length: the likely length, or else a guess.
 
-        `needed`: the minimum number of tokens of the translation, due to its prefix and required phrases for
-        example.
+        `needed`: the minimum number of tokens, as due to a prefix or required phrases.
         """
         if self.learned is not None:
             return self.likely(source_length, needed)
@@ -105,9 +104,9 @@ def make_length_rule(
 
 # Tokens per batch on CPUs, and the most that are chosen for an accelerator, which gains nothing from more.
 _CPU_TOKENS, MOST_TOKENS = 8192, 131_072
-# Share of an accelerator's memory that a search may take, and tokens of a hypothesis, which has logits once.
+# Share of an accelerator's memory that a search may take; tokens per hypothesis (each has logits only once).
 _MEMORY_SHARE, _TYPICAL_LENGTH = 0.25, 16
-# Memory that is assumed of a device that does not tell.
+# Assumed memory in bytes of a device that does not report it.
 _USUAL_MEMORY = 16 * 2**30
 
 
@@ -193,10 +192,7 @@ class StateSizes:
         return _first(self.many(), source_length, capacity) or self.choose_few(source_length, needed)
 
     def choose_few(self, source_length: int, needed: int, *, count: int | None = None) -> Size:
-        """Return the size for a few sentences of up to this length; no translation is cut off there.
-
-        `count` is the number of sentences. None: more may follow.
-        """
+        """Return the size for a few sentences up to this length; `count`: their number if it is final."""
         limit, alone = self.lengths.limit(source_length, needed), count is not None and count <= self.parts
         found = _first([*(self.one() if alone else []), *self.few()], source_length, limit)
         if found is None:  # for a long prefix, or many required phrases
@@ -205,14 +201,11 @@ class StateSizes:
         return found
 
     def fits_few(self, count: int, small: Size) -> bool:
-        """Return whether `count` sentences fit the size `small` for a few, rather than a size for many."""
+        """Return whether to search `count` sentences in the size `small` for a few, not in one for many."""
         return count <= _FEW_FILLS * small.rows * self.parts
 
     def choose_again(self, source_length: int, needed: int, *, others: Iterable[Size]) -> Size:
-        """Return the size of a sentence's second search: one of `others` with room for its length limit.
-
-        If none of them has room, it is the largest size for a few, because only few sentences get here.
-        """
+        """Return a size with room for the length limit: one of `others`, else one for a few sentences."""
         found = [*sorted(others, key=lambda size: size.capacity), self.few()[-1]]
         limit = self.lengths.limit(source_length, needed)
         return _first(found, source_length, limit) or self.choose_few(source_length, needed)

@@ -66,8 +66,7 @@ def attend(
 ) -> Array:
     """Average the values under softmax(query keys / sqrt(K)) (Vaswani et al. 2017, equation 1).
 
-    Args:
-      scale: factor of the query-key products, instead of 1 / sqrt(K).
+    `scale` replaces the factor 1 / sqrt(K).
     """
     bias = None if mask.bias is None else mask.bias.dense(query.shape[1], keys.shape[1])
     weights = attention_weights(product, query, keys, mask.dense(query.shape[1]), scale=scale, bias=bias)
@@ -109,7 +108,7 @@ def attend_unpadded(
     mask: MaskRule,
     **options: Any,
 ) -> Array:
-    """Attend in a batch without padding, with padding restored; other batches go to `attention` unchanged."""
+    """If padding was removed from the batch, restore it for `attention`, and remove it from the result."""
     if not isinstance(mask.query_segments, Places):
         return attention(query, keys, values, mask, **options)
     assert isinstance(mask.memory_segments, Places)
@@ -134,12 +133,8 @@ def attend_fused(
 ) -> Array:
     """Attend by the first fused kernel that supports the inputs, on each device's heads; else by `plain`.
 
-    If `see_weights` is set, `plain` is used, because fused kernels do not keep the weights.
-
-    Args:
-      biases: none, or the biases [H, K] that were added to queries, keys and values as constants; their
-        gradients are summed here.
-      options: the options of `attend`.
+    With `see_weights`, `plain` is used, because fused kernels do not keep the weights. `biases`: none, or the
+    biases [H, K] that were added to queries, keys and values as constants; their gradients are summed here.
     """
     scale, drop = options.get("scale"), options.get("drop")
     only_plain = options.get("see_weights") is not None or keys.shape[-1] != values.shape[-1]
@@ -241,10 +236,9 @@ def attend_rows_on_tpu(
 
 
 def resolve_attention(preferred: Preference, platform: str) -> tuple[Kind, ...]:
-    """Return the fused kernels that `model.attention` allows on a platform, in order of preference.
+    """Return the fused kernels that `model.attention` allows on a platform, the preferred kernel first.
 
-    Args:
-      platform: the platform that programs are compiled for, by its JAX name: cpu, gpu (or cuda), tpu.
+    `platform`: JAX's name for the platform that programs are compiled for: cpu, gpu (or cuda), tpu.
     """
     kinds: dict[tuple[str, str], tuple[Kind, ...]] = {
         ("auto", "gpu"): ("cudnn", "triton"),
@@ -289,10 +283,7 @@ def explain_attention(
 ) -> tuple[Kind, str]:
     """Return the kernel that computes attention in training, and the reason.
 
-    Args:
-      platform: the platform that programs are compiled for.
-      lengths: source and target length of the batches.
-      tensor: number of devices that share the heads.
+    `lengths`: source and target length of the batches. `tensor`: number of devices that share the heads.
     """
     rate = config.dropout_rate if config.attention_dropout_rate is None else config.attention_dropout_rate
     kinds, asked = resolve_attention(config.attention, platform), f"model.attention={config.attention}"

@@ -55,9 +55,6 @@ def cast_kernels(params: Any, dtype: DTypeLike) -> Any:
 
     A program that multiplies by a matrix many times, as decoding does, then casts it only once. Vectors
     looked up in an embedding table become float32 again. Matrices of 8-bit integers stay unchanged.
-
-    Args:
-      params: nested dicts of numpy arrays or of JAX arrays, traced or not.
     """
 
     dtype = jnp.dtype(dtype)

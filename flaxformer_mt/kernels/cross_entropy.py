@@ -63,10 +63,7 @@ def score_words(multiply: Multiply, hidden: Array, output: Output, target: Array
 
 
 def score_in_bfloat16(multiply: Multiply, hidden: Array, output: Output, target: Array | None) -> _Words:
-    """Do the same as `score_words`, with logits in the dtype of the hidden states.
-
-    A GPU writes the logits to memory, and reads them for their maximum and again for the exponentials.
-    """
+    """Do the same as `score_words`, with logits in hidden's dtype: a GPU writes them and reads them twice."""
     return score_words(lambda *operands: multiply(*operands).astype(hidden.dtype), hidden, output, target)
 
 
@@ -119,10 +116,8 @@ class CrossEntropy:
         """Sum the cross-entropy in nats with label smoothing (Szegedy et al. 2016, section 7).
 
         The target distribution has 1 - smoothing on the target and smoothing / V on every vocabulary entry.
-        hidden: [B, T, D]; target, weights: [B, T]. With `count`, the correct tokens are summed as well.
-
-        Args:
-          chunk_tokens: the approximate number of tokens per chunk. Chunks split the axis T.
+        hidden: [B, T, D]; target, weights: [B, T]. Chunks of about `chunk_tokens` tokens split the axis T.
+        With `count`, the correct tokens are summed as well.
         """
         chunks = cut_chunks(_Chunk(hidden, target, weights), chunk_tokens)
         return _sum_chunks(self, smoothing, count, output, chunks)

@@ -21,10 +21,7 @@ def dropout(x: Array, key: Array, rate: float) -> Array:
 
     Rescaling preserves the expectation; it is computed in float32, so that numbers are rounded only once. The
     gradient drops the same entries: the backward pass saves only the key and generates the numbers again.
-
-    Args:
-      key: any JAX key; with one from `make_dropout_key`, numbers are computed where they are used, by a few
-        operations each, and are not stored in memory.
+    With a key from `make_dropout_key`, random numbers are computed where they are used, not stored in memory.
     """
     kept = jax.random.bits(key, x.shape, jnp.uint32) >= jnp.uint32(keep_threshold(rate))
     return jnp.where(kept, x.astype(jnp.float32) * dropout_scale(rate), 0.0).astype(x.dtype)
@@ -43,7 +40,7 @@ def dropout_scale(rate: float) -> float:
 def keep_threshold(rate: float) -> int:
     """Return the threshold for random numbers: an entry is kept if its number is at least this.
 
-    Rates are below 1; the cap on the threshold keeps some entries even where rounding would drop all.
+    The cap keeps some entries at any rate below 1, even where rounding would drop all.
     """
     return min(round(rate * 2**32), 2**32 - 2**24)
 
@@ -53,9 +50,8 @@ def make_dropout_key(
 ) -> Array:
     """Make the key for all dropout of one microbatch; each microbatch has a different key.
 
-    Args:
-      part: the index of the part, if the program computes one of several equal parts of the batch; dropout
-        masks then equal the part's rows in the masks of the whole batch. None: the whole batch.
+    `part`: the index of the part, if the program computes one of several equal parts of the batch; dropout
+    masks then equal the part's rows in the masks of the whole batch.
     """
     key = jax.random.key(seed, impl="threefry2x32")
     key = jax.random.fold_in(jax.random.fold_in(key, step), microbatch)

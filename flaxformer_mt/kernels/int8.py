@@ -50,10 +50,7 @@ def quantize_matrix(matrix: Any, inputs: Iterable[int]) -> Quantized:
 
 
 def multiply_quantized(multiply: IntegerProduct, spec: str, x: Array, matrix: Quantized) -> Array:
-    """Multiply x [..., D] by a quantized matrix, "...D,DF->...F" or "...D,FD->...F", to float32 [..., F].
-
-    Each row of x is rounded to multiples of 1/127 of its largest magnitude.
-    """
+    """Multiply x [..., D] by a quantized matrix, "...D,DF->...F" or "...D,FD->...F", to float32 [..., F]."""
     rows = quantize_rows(x)
     sums = multiply(spec.replace("...", "B"), rows.values.reshape(-1, x.shape[-1]), matrix.values)
     return sums.reshape(*x.shape[:-1], -1).astype(jnp.float32) * (rows.scale * matrix.scale)

@@ -39,11 +39,9 @@ class Kernels:
 
 @functools.cache  # equal models have the same table, so that JAX compiles for them once
 def choose_kernels(config: ModelConfig, platform: str, *, gathers_twice: bool = False) -> Kernels:
-    """Choose the kernels for a platform.
+    """Choose the kernels for a platform, by its JAX name: cpu, gpu (or cuda), tpu.
 
-    Args:
-      platform: the platform that programs are compiled for, by its JAX name: cpu, gpu (or cuda), tpu.
-      gathers_twice: whether parameters that are split over devices are gathered again for the backward pass.
+    `gathers_twice`: whether parameters that are split over devices are gathered again for the backward pass.
     """
     on_cpu = platform == "cpu"
     multiply = matmul.multiply_on_cpu if on_cpu else matmul.multiply

@@ -18,10 +18,7 @@ from flaxformer_mt.shapes import Array, typed
 
 @typed
 def make_padding_mask(is_token: Bool[Array, "B M"]) -> Bool[Array, "B 1 1 M"]:
-    """Let every query attend to every real token.
-
-    is_token [[1 1 0]] gives, for each query, the row [1 1 0].
-    """
+    """Let every query attend to every real token: is_token [[1 1 0]] gives all queries the row [1 1 0]."""
     return jnp.asarray(is_token)[:, None, None, :]
 
 

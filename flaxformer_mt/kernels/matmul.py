@@ -25,7 +25,7 @@ from flaxformer_mt.parallel.sharding import (
 )
 from flaxformer_mt.shapes import Array
 
-# About what it costs to move a number where the last axis of an array changes; where whole rows move, 1.
+# Approximate cost of moving a number if the last axis of an array changes; 1 if whole rows move.
 _COST_OF_COLUMNS = 3
 
 
@@ -35,10 +35,7 @@ def multiply(spec: str, x: Array, y: Array) -> Array:
 
 
 def multiply_on_cpu(spec: str, x: Array, y: Array) -> Array:
-    """Compute `multiply` in bfloat16 in the only form that XLA's CPU library multiplies in that dtype.
-
-    The library first converts products in any other form to float32.
-    """
+    """Compute `multiply` in the only form that XLA's CPU library multiplies in bfloat16, not in float32."""
     return multiply(spec, x, y) if jnp.result_type(x, y) == jnp.float32 else multiply_rows(spec, x, y)
 
 

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from flaxformer_mt.shapes import Array
 
 LANES = 128
-# Of lengths: the sublanes of a tile of bfloat16 numbers.
+# Lengths must be multiples of the sublanes of a tile of bfloat16 numbers.
 LENGTH_MULTIPLE = 16
-# Of one row's scores of a head, Q * M, which registers and fast memory must hold several times.
+# Maximum number of a head's scores in one row, Q * M; registers and fast memory hold several copies.
 MAX_SCORES = 256 * 256
 # Groups of heads that one program computes, of one row or several: their latencies hide each other.
 _GROUPS_OF_PROGRAM = 8

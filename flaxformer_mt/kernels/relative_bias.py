@@ -31,10 +31,7 @@ class RelativeBias:
     bidirectional: bool
 
     def dense(self, queries: int, attended: int) -> Array:
-        """Compute the biases [1, H, Q, M] of consecutive positions; queries and positions both start at 0.
-
-        Each distance is looked up once; rows of the result are shifts of one another.
-        """
+        """Compute the biases [1, H, Q, M] of consecutive positions; queries and positions both start at 0."""
         distances = np.arange(-(queries - 1), attended)
         by_distance = self._look_up(self._find_buckets(distances))
         heads, width = by_distance.shape[1], len(distances)

@@ -15,11 +15,7 @@ def rectify_and_drop(
 ) -> Array:
     """Add a bias, take the positive part (Vaswani et al. 2017, section 3.3), and apply dropout.
 
-    Args:
-      product: float32 [..., *features].
-      bias: float32 [*features], or None.
-      key: the key for dropout at `rate`; None: no dropout.
-      dtype: the dtype of the result.
+    `product` and `bias` are float32, [..., *features] and [*features]. Without a `key`, nothing is dropped.
     """
     total = jax.nn.relu(product if bias is None else product + bias)  # a sum of 0 passes no gradient
     return (total if key is None else dropout(total, key, rate)).astype(dtype)

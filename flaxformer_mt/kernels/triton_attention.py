@@ -24,7 +24,7 @@ _TILE_KEYS, _TILE_NUMBERS = 128, 128 * 64
 _FORWARD_QUERIES, _BACKWARD_QUERIES = 64, 32
 _FORWARD_WARPS, _BACKWARD_WARPS = 4, 8
 _LEAST = 16
-# With biases, a program adds up their gradients over a part of the batch: so many parts are left to add.
+# With biases, each program sums their gradients over a part of the batch; this is the number of parts.
 _BIAS_PARTS = 16
 
 _MASKED = -1e30

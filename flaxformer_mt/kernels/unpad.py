@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int
 
 from flaxformer_mt.shapes import Array, Batch, typed
 
-# What a batch has for each target token beside its id and place.
+# The fields of a batch with one value per target token, besides ids and places.
 _OF_TARGET_TOKENS = {*Batch._fields[Batch._fields.index("target_positions") + 1 :]} - {"alignment"}
 
 
@@ -32,11 +32,10 @@ class Places(NamedTuple):
 
 
 def unpad(batch: Batch, sizes: tuple[int, int]) -> Batch:
-    """Remove most padding from a batch that has one sentence per row.
+    """Remove most padding from a batch that has one sentence per row; alignments are not changed.
 
-    Args:
-      sizes: the numbers of source and of target entries to keep: at least the numbers of real tokens, and
-        multiples of the row lengths. The array of alignments is not changed.
+    `sizes`: the numbers of source and target entries to keep: at least the numbers of real tokens, and
+    multiples of the row lengths.
     """
     source = find_places(jnp.asarray(batch.source_mask), sizes[0])
     target = find_places(jnp.asarray(batch.target_mask), sizes[1])

@@ -20,11 +20,11 @@ class Metric(NamedTuple):
     """A corpus score: its display title, a function that makes the metric, and whether it is quick."""
 
     title: str
-    # From whether to ignore case, and the tokenizer for BLEU; effective_order=True: for single sentences.
+    # Takes `lowercase` and `tokenize` (for BLEU); with effective_order=True, the metric is for sentences.
     make: Callable[..., Any]
     is_quick: bool = True
     lower_is_better: bool = False
-    # From outside: scores sentences by their sources and, if there are any, references.
+    # For an external scorer: scores sentences, given their sources and perhaps references.
     scorer: OutsideScorer | None = None
 
 
@@ -42,17 +42,17 @@ def _make_ter(lowercase: bool, tokenize: str, **options: Any) -> Any:
     return TER(normalized=by_character, asian_support=by_character)
 
 
-# All that evaluations, reports and model cards show, by the names in JSON.
+# The metrics of evaluations, reports and model cards, by their names in JSON.
 METRICS = {
     "bleu": Metric("BLEU", make_bleu),
     "chrf": Metric("chrF", _make_chrf),
     "ter": Metric("TER", _make_ter, is_quick=False, lower_is_better=True),
 }
-# Those of validation during training, and of parts of a set.
+# The metrics of validation during training, and of parts of a test set.
 QUICK = tuple(name for name, metric in METRICS.items() if metric.is_quick)
-# Those that are computed where they are asked for, and what `define_scorer` has added.
+# Metrics that are computed only on request, and scorers of `define_scorer`.
 _OTHERS = {"chrf++": Metric("chrF++", functools.partial(_make_chrf, word_order=2))}
-# Names that evaluations and the training log have for other things.
+# Names that evaluations and the training log use for other values.
 _RESERVED = frozenset(
     "loss accuracy perplexity seconds step time split name checkpoint method beam_size length_penalty cased "
     "lowercased sentences truncated bleu_detail signature by_length confidence against paired directions "
@@ -119,7 +119,7 @@ def _make_mean(scorer: OutsideScorer, lowercase: bool, tokenize: str) -> Any:
     from sacrebleu.metrics.base import Score
 
     class Mean(SacreMetric):
-        # Those of the hypotheses, and the languages, which sacreBLEU does not pass on.
+        # The sources and languages of the hypotheses, which sacreBLEU does not pass on.
         sources: Sequence[str] = ()
         direction = UNKNOWN
 
@@ -215,8 +215,8 @@ def score_sentences(
 ) -> list[float]:
     """Return the score of each sentence, the higher the better; TER is therefore negative.
 
-    BLEU uses the tokenizer for the script of the references. `where` names the caller in error messages.
-    `direction` holds the languages of sources and hypotheses, which scorers that are runs need.
+    BLEU uses the tokenizer for the script of the references. `where` names the caller in errors. Scorers that
+    are runs need the languages in `direction`.
     """
     metric = find_metric(name, where)
     if metric.scorer is not None:

@@ -26,12 +26,12 @@ from flaxformer_mt.errors import UserError, describe_error, name_signal
 
 # Scores texts: sources, hypotheses, and references or None.
 ScoreTexts = Callable[[Sequence[str], Sequence[str], Sequence[str] | None], Sequence[float]]
-# The languages of texts, where nobody knows them.
+# The direction of texts whose languages are unknown.
 UNKNOWN = Direction("", "")
 
-# Texts that a program is asked to score at a time.
+# Number of texts that a program is sent at a time.
 _AT_ONCE = 256
-# Seconds in which a program ends that has closed its output, and in which an answer too many is noticed.
+# Seconds to wait for the end of a program that has closed its output, and for surplus answers.
 _ENDING, _SURPLUS = 2.0, 0.02
 
 
@@ -94,7 +94,7 @@ class ScorerProgram:
                     scores += self._ask(rows[start : start + _AT_ONCE])
                 with contextlib.suppress(queue.Empty):
                     self._refuse_surplus(_SURPLUS)
-            except BaseException:  # what it would still answer belongs to no other text
+            except BaseException:  # its remaining answers belong to these texts
                 self.close()
                 raise
         return scores
@@ -176,12 +176,12 @@ class ScorerProgram:
         self._reader.join(_ENDING)
         self._errors.close()
         for stream in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):  # of what it has not read
+            with contextlib.suppress(OSError):  # input that the program has not read
                 stream.close()  # type: ignore[union-attr]
 
 
 def _write(stream: Any, lines: Sequence[str]) -> None:
-    with contextlib.suppress(OSError, ValueError):  # the program has ended, which its output tells
+    with contextlib.suppress(OSError, ValueError):  # the program has ended, as the end of its output shows
         stream.write("".join(f"{line}\n" for line in lines))
         stream.flush()
 

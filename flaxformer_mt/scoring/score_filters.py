@@ -9,7 +9,7 @@ from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.scoring.metrics import find_metric, need_no_references, score_sentences
 
-# Pairs that are scored at a time.
+# Number of pairs that are scored at a time.
 _SCORED = 4096
 
 

@@ -61,7 +61,7 @@ def resample_scores(
     only: Sequence[str] = tuple(METRICS),
     direction: Direction = UNKNOWN,
 ) -> Resampling:
-    """Return scores and confidence intervals of all systems, and tests of the first against each other one.
+    """Return scores and confidence intervals of all systems, and tests of the first against all others.
 
     sacreBLEU uses the seed 12345, or the value of SACREBLEU_SEED. Equal scores get the p-value 1: sacreBLEU
     counts only differences larger than the observed one, and would report its smallest p-value if no sample

@@ -20,10 +20,7 @@ from flaxformer_mt.shapes import Array, Cache
 
 
 def start_beams(task: Task, cache: Cache, lines: Lines) -> State:
-    """Return the state before the first token, with one live (empty) prefix in each group of beams.
-
-    Several live prefixes of a group would remain copies of each other.
-    """
+    """Return the state before the first token; one prefix per group is live, as others would be copies."""
     options, batch, width = task.options, lines.max_lengths.shape[0], task.width
     slots = options.diversity_groups * min(task.n_best, width // options.diversity_groups)
     no_scores = jnp.full((batch, slots), -jnp.inf, jnp.float32)
@@ -79,10 +76,7 @@ def advance_beams(task: Task, state: State) -> State:
 
 
 def _choose(task: Task, state: State, logits: Array) -> Chosen:
-    """Choose the continuations that stay; `parents` are indices into the beams of all groups.
-
-    Logits of shape [B, 1, V] apply to all beams, as before the first token.
-    """
+    """Choose the continuations that stay in the beam; logits [B, 1, V] apply to all beams."""
     groups = task.options.diversity_groups
     if groups > 1 or needs_mask(task, state):
         task, logits = expand_to_vocabulary(task, state.lines, logits)
@@ -126,10 +120,7 @@ def _extend(log_probs: Array, steps: Array, tokens: Array, discount: Array | Non
 
 
 def _discount(previous: Array | None, group_chosen: Chosen, strength: float, shape: tuple[int, ...]) -> Array:
-    """Return the amount [B, V] to subtract from each token's log-probability in later groups.
-
-    Each live beam that has just chosen a token adds `strength` to the token's discount.
-    """
+    """Return the discount [B, V] for later groups: `strength` for each beam that has chosen the token."""
     rows = jnp.arange(shape[0])[:, None]
     increase = jnp.where(jnp.isneginf(group_chosen.log_probs), 0.0, strength)
     discount = jnp.zeros((shape[0], shape[2]), jnp.float32) if previous is None else previous
@@ -220,10 +211,9 @@ def _is_done(task: Task, state: State) -> Array:
 
 
 def _reorder(cache: Cache, parents: Array, position: Array) -> Cache:
-    """Return the cache reordered so that beam w continues beam parents[b, w]; parents are [B, W].
+    """Return the cache in which beam w continues beam parents[b, w]; parents are [B, W].
 
-    For a model that follows `ancestors`, cached tokens stay where they were written and only the ancestors'
-    beam indices are reordered.
+    If the cache has `ancestors`, tokens stay where they are, and only the ancestors' indices are reordered.
     """
     if cache.ancestors is None:
         return cache._replace(per_beam=jax.tree.map(lambda leaf: take_beams(leaf, parents), cache.per_beam))

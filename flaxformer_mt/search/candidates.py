@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from flaxformer_mt.kernels.cross_entropy import maxima_of_chunks
 from flaxformer_mt.shapes import Array, typed
 
-# Entries of the vocabulary per chunk (see `top_k`): about this many, and at least and at most so many.
+# Entries of the vocabulary per chunk (see `top_k`): the preferred, smallest and largest number.
 _CHUNK, _SMALLEST_CHUNK, _LARGEST_CHUNK = 64, 32, 128
 
 # Numbers that a vector of the processor holds; chunks of multiples of them are read without remainders.
@@ -95,10 +95,9 @@ def top_k(values: Array, count: int) -> tuple[Array, Array]:
 
 
 def chunk_size(size: int) -> int:
-    """Return the chunk size for `size` values: near 64, a divisor of `size` if possible.
+    """Return the chunk size for `size` values: near 64, and a divisor of `size` if possible.
 
-    If the chunk size divides `size`, the chunks are a view of the values; otherwise they need a padded copy.
-    4,000 values have chunks of 80, 32,000 values have chunks of 64.
+    Otherwise the last chunk must be padded. 4,000 values have chunks of 80, 32,000 values have chunks of 64.
     """
     divisors = [one for one in range(_SMALLEST_CHUNK, _LARGEST_CHUNK + 1) if size % one == 0]
     for lanes in _LANES:
@@ -119,7 +118,7 @@ def _in_chunks(values: Array) -> Array:
 
 
 def _top_of_chosen(kept: Array, chosen: Array, count: int) -> tuple[Array, Array]:
-    """Return the largest values of the kept chunks [..., C, L], and their indices in the full array.
+    """Return the `count` largest values of the kept chunks [..., C, L], and their indices in the full array.
 
     `chosen` [..., C] are the indices of the kept chunks.
     """

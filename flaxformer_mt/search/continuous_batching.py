@@ -118,12 +118,11 @@ def _map(change: Callable[..., Array], layout: StateLayout, *states: State) -> S
 def put_rows(layout: StateLayout, state: State, rows: Array, lines: State) -> State:
     """Write lines [N], which may already have tokens, into the rows [N] of an unpacked state.
 
-    Row indices out of range are dropped. If the cache of the lines has one beam and the cache of the state
-    has more, a line's tokens are the same for all beams and are written to the first beam.
+    Row indices out of range are dropped. A line whose cache has a single beam is written to the first beam.
     """
     capacity, line_capacity = state.tokens.shape[2], lines.tokens.shape[2]
     first = (state.step - 1) % capacity
-    # Of each slot of the state: the step of its token, counted as in the lines, whose last step comes now.
+    # The step of the token in each slot of the state, counted as in the lines, whose last step is now.
     steps = lines.step - 1 - (first - jnp.arange(capacity)) % capacity
     available = (steps >= 0) & (steps >= lines.step - line_capacity)
 
@@ -172,7 +171,7 @@ class QueueResult(NamedTuple):
     state: Any
     # The active line of each row: i < M of the queue, M + r: line of row r before the queue, or NO_LINE.
     owners: Int[Array, "R"]
-    # Of the M lines of the queue, then of the R rows before it; undefined for lines that are still active.
+    # The hypotheses of the M lines of the queue, then of the R earlier rows; undefined for active lines.
     results: SearchResult
 
 
@@ -186,17 +185,16 @@ class _Queue(NamedTuple):
     owners: Int[Array, "R"]
     # Index of the first line that waits.
     next_line: Int[Array, ""]
-    # Of finished lines: the parts of the state that results are made of.
+    # For finished lines: the fields of the state from which results are made.
     ended: State
-    # Of finished lines: whether they were stopped at the token capacity.
+    # For finished lines: whether they were stopped at the token capacity.
     ended_outgrown: Bool[Array, "M+R"]
 
 
 def begin_lines(task: Search, cache: Cache, lines: Lines) -> State:
     """Return the packed state of waiting lines before their first token.
 
-    The task and the cache have a capacity of one token, and the cache has one beam; max_lengths are the
-    limits for the whole search.
+    Task and cache have room for one token of one beam; max_lengths are limits for the whole search.
     """
     cache = cache._replace(start_steps=jnp.zeros(lines.max_lengths.shape, jnp.int32))
     if cache.ancestors is not None:
@@ -248,13 +246,9 @@ def search_queue(
     With 2 free rows, refill 1, final_free_rows 2 and lines of 3, 1, 1 and 2 tokens, row 0 searches line 0 in
     steps 0 to 2; row 1 searches line 1 in step 0, line 2 in step 1, and line 3 in steps 2 and 3.
 
-    Args:
-      state, lines: packed [R, ...] and [M, ...]; see `empty_rows` and `take_first_step`.
-      count: number of lines in the queue; the other rows of `lines` are padding.
-      final_free_rows: number of free rows at which the search ends once no line waits.
-      refill: number of free rows that are refilled together.
-      max_steps: maximum number of steps. If this is fewer than the whole queue needs, `count` must not exceed
-        the number of free rows, so that all lines of the queue are active when the search ends.
+    `state` and `lines` are packed, [R, ...] and [M, ...]; see `empty_rows` and `take_first_step`. Lines after
+    the first `count` are padding. If max_steps may end the search early, `count` must not exceed the number
+    of free rows, so that all lines of the queue are active at the end.
     """
     waiting_lines = unpack(lines)
     first_step = state.step[0]
@@ -373,9 +367,8 @@ def begin_prefixed_lines(
 ) -> State:
     """Return the packed state of waiting lines after their prefixes, given a forward pass over the prefixes.
 
-    The task has a capacity of P + 1 tokens. The cache after the forward pass has one beam, which all beams of
-    a line continue. Logits [B, P, V] predict the tokens of the right-aligned prefixes (see `align_prefixes`);
-    attention is [B, P, S].
+    The task has a capacity of P + 1 tokens, and the cache has one beam. Logits [B, P, V] predict the tokens
+    of the right-aligned prefixes (see `align_prefixes`); attention is [B, P, S].
     """
     symbols, length = task.symbols, logits.shape[1]
     prefixes, _, starts = align_prefixes(lines.prefixes, bos_id=symbols.bos_id, pad_id=symbols.pad_id)

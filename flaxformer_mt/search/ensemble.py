@@ -20,10 +20,9 @@ def ensemble_caches(caches: Sequence[Cache]) -> Cache:
 
 
 def average_logits(logits: Sequence[Array]) -> Array:
-    """Return unnormalized logits: the mean of the models' log-probabilities.
+    """Return the mean of the models' log-probabilities: unnormalized logits of their geometric mean.
 
-    This is a geometric mean of probabilities, which the search normalizes to a distribution: a token with
-    probability 0 in one model has probability 0 in the result.
+    A token with probability 0 in one model has probability 0 in the result.
     """
     sizes = [each.shape[-1] for each in logits]
     if len(set(sizes)) > 1:

@@ -25,11 +25,7 @@ class Chosen(NamedTuple):
 
 
 def start_constraints(required: Array, width: int) -> tuple[Array, Array]:
-    """Return `met` [B, W, C] and `matched` [B, W, C, R] for empty prefixes.
-
-    An empty prefix matches the empty beginning of each required sequence. Rows that consist of NO_TOKEN are
-    padding and count as met.
-    """
+    """Return `met` [B, W, C] and `matched` [B, W, C, R] for empty prefixes; rows of padding count as met."""
     batch, count, longest = required.shape
     is_padding = _lengths(required) == 0
     met = jnp.broadcast_to(is_padding[:, None], (batch, width, count))
@@ -58,10 +54,7 @@ def follow(required: Array, met: Array, matched: Array, tokens: Array) -> tuple[
 
 
 def count_met(required: Array, met: Array, matched: Array) -> Array:
-    """Return how many required tokens each prefix has met, [B, ...].
-
-    A sequence that is met counts with all its tokens, any other sequence with its longest matched beginning.
-    """
+    """Return how many required tokens each prefix has met, [B, ...], including matched beginnings."""
     lengths = _lengths(required).reshape(met.shape[0], *(1,) * (met.ndim - 2), met.shape[-1])
     return jnp.where(met, lengths, progress(matched)).sum(axis=-1)
 

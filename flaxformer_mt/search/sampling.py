@@ -20,20 +20,13 @@ from flaxformer_mt.shapes import Array, Cache
 
 
 def make_keys(seeds: Array, width: int) -> Array:
-    """Return random keys [B, W], one for each of `width` samples per line, from the lines' seeds [B].
-
-    A key depends only on its line's seed and the index of the sample, so other lines of the batch do not
-    affect it.
-    """
+    """Return random keys [B, W] from the lines' seeds [B]; other lines of the batch do not affect them."""
     lines = jax.vmap(lambda seed: jax.random.key(seed, impl="threefry2x32"))(seeds)
     return jax.vmap(lambda key: jax.vmap(lambda n: jax.random.fold_in(key, n))(jnp.arange(width)))(lines)
 
 
 def draw_tokens(masked: Array, keys: Array, steps: Array, options: SearchConfig) -> Array:
-    """Draw one token [B, W] for each row of masked logits [B, W, V], from the distribution of `keep_likely`.
-
-    `steps` [B] is the number of tokens of each line.
-    """
+    """Draw tokens [B, W] from masked logits [B, W, V] (see `keep_likely`); `steps` [B]: tokens so far."""
     values, ids = keep_likely(masked, options)
 
     def noise(key: Array, step: Array) -> Array:
@@ -107,10 +100,7 @@ def advance_paths(task: Task, state: State) -> State:
 
 
 def _record_ancestors(cache: Cache, position: Array) -> Cache:
-    """Make each path its own ancestor at the new position.
-
-    In a row that was refilled with another line, this entry is not set yet.
-    """
+    """Make each path its own ancestor at the new position, where a refilled row has no entry yet."""
     if cache.ancestors is None:
         return cache
     beams = jnp.arange(cache.ancestors.shape[1])

@@ -17,8 +17,7 @@ from flaxformer_mt.shapes import Cache
 class Search(Task):
     """A search: call `start`, then `step` until all sentences are done, then `finish`.
 
-    Raises:
-      UserError: the options are invalid, or n_best exceeds the number of hypotheses that the search keeps.
+    Raises UserError if the options are invalid, or n_best exceeds the number of hypotheses.
     """
 
     def __post_init__(self) -> None:
@@ -28,8 +27,7 @@ class Search(Task):
     def start(self, cache: Cache, lines: Lines, *, clip: bool = True) -> State:
         """Return the state before the first token; the cache must have `width` beams per line.
 
-        With clip=False, max_lengths of lines may exceed the search's max_length, and the caller must stop the
-        search at max_length.
+        With clip=False, lines may have larger max_lengths, and the caller must stop the search at max_length.
         """
         lines = jax.tree.map(jnp.asarray, lines)
         if clip:
@@ -60,24 +58,13 @@ def search(
 ) -> SearchResult:
     """Return the n_best hypotheses of each line by greedy search, beam search or sampling.
 
-    Call it under `jax.jit`, so that it is compiled together with the model.
+    Call it under `jax.jit`, so that it is compiled together with the model. Options for other parts of
+    decoding (max_length_*, min_length_*, suppress, seed, batch_tokens) have no effect here: the caller
+    converts them to lines and symbols. `attention_of` is needed for a coverage penalty. `max_length` is an
+    upper bound of lines.max_lengths, and T of the result. How the cache is reordered is explained in
+    `shapes.Cache`.
 
-    Options for other parts of decoding (max_length_*, min_length_*, suppress, seed, batch_tokens) have no
-    effect here: the caller converts them to lines and symbols.
-
-    Args:
-      next_logits: returns the logits [B, W, V] after the last tokens [B, W], and the cache extended by one
-        token.
-      cache: the cache before the first token. `per_beam` leaves [B, W, ...] are reordered with their
-        hypotheses; with `ancestors`, the leaves stay in place and only `ancestors` is reordered (see
-        `shapes.Cache`).
-      lines: length limits, prefixes and other inputs, one row per line.
-      max_length: upper bound of `lines.max_lengths`; T of the result.
-      n_best: at most beam_size; for sampling, the number of samples.
-      attention_of: returns the attention over the source, which the coverage penalty needs.
-
-    Raises:
-      UserError: the options or n_best are invalid.
+    Raises UserError if the options are invalid, or n_best exceeds beam_size or the number of samples.
     """
     task = Search(next_logits, options, symbols, max_length, n_best, attention_of)
     state = jax.lax.while_loop(lambda state: ~jnp.all(state.done), task.step, task.start(cache, lines))

@@ -73,11 +73,9 @@ def forced_tokens(prefixes: Array, steps: Array) -> Array:
 
 
 def repeating_tokens(tokens: Array, steps: Array, *, n: int, size: int) -> Array:
-    """Return a mask [B, W, V] of tokens that would complete an n-gram which a prefix [B, W, T] already has.
+    """Return a mask [B, W, V] of tokens that would repeat an n-gram of the prefix [B, W, T].
 
-    `steps` [B] is the number of tokens in the prefixes of each line.
-
-    For n = 2, the prefix [5 6 7 5] excludes 6, since it contains [5 6].
+    `steps` [B]: number of tokens in each line's prefixes. For n = 2, the prefix [5 6 7 5] excludes 6.
     """
     batch, width, length = tokens.shape
     starts = jnp.arange(length - n + 1)

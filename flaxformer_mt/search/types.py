@@ -176,7 +176,7 @@ class State(NamedTuple):
         return self.step % self.tokens.shape[2]
 
     def in_order(self, tokens: Array) -> Array:
-        """Return tokens [B, X, T] in order, starting with the first token of each line.
+        """Return tokens [B, X, T] in the order in which they were generated.
 
         With T = 4, a line that began at step 3 has its tokens at positions 3, 0, 1, 2.
         """

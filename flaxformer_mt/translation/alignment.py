@@ -137,8 +137,7 @@ def add_attention(
 ) -> Translation:
     """Return the hypothesis with the alignment and the attention weights that the segment requests.
 
-    `attention` are the weights [T, S] of all tokens; eos and added subwords, which are not text, are left
-    out.
+    `attention`: the weights [T, S] of all tokens, of which eos and added subwords are left out.
     """
     annotations, source = segment.annotations, np.asarray(segment.ids)
     target = np.asarray(hypothesis.tokens, np.int32)

@@ -11,7 +11,7 @@ from flaxformer_mt.translation.result import Translation, check_phrases
 from flaxformer_mt.translation.segments import Segment, Step, group_by_line
 from flaxformer_mt.vocab import Vocab
 
-# Required phrases of a sentence, and tokens of each, that a server takes.
+# Limits of a server: required phrases per sentence, and tokens per phrase.
 _MOST_PHRASES, _MOST_TOKENS = 16, 32
 
 
@@ -36,8 +36,7 @@ class Constraints(Step):
     ) -> None:
         """Store the target vocabulary and the function that checks constraints.
 
-        `check` raises UserError for constraints that cannot be met. `limited`: whether to reject more or
-        longer phrases than a server accepts.
+        `check` raises UserError if constraints cannot be met. `limited`: whether a server's limits apply.
         """
         self._vocab, self._search, self._check, self._limited = vocab, search, check, limited
 
@@ -100,8 +99,8 @@ class Constraints(Step):
 def share_prefix(prefix: str, count: int, *, language: str) -> list[str]:
     """Return a prefix for each part of a line: one sentence of the prefix, or "" after the prefix ends.
 
-    If the prefix has more sentences than the line has parts, the last part gets all remaining sentences. Only
-    the end of the whole prefix keeps its white space, which marks the end of a word.
+    The last part gets all remaining sentences. White space is kept only at the end of the whole prefix, where
+    it marks the end of a word.
     """
     if count == 1:
         return [prefix]

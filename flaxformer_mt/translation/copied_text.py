@@ -8,7 +8,7 @@ from flaxformer_mt.unicode_text import is_blank, split_words
 from flaxformer_mt.vocab import Vocab
 
 _URL = re.compile(r"(?:https?://|www\.)\S+")
-# What invalid bytes become, which translations do not contain.
+# The replacement of invalid bytes, which translations do not contain.
 _INVALID = "\ufffd"
 
 
@@ -28,7 +28,7 @@ class CopiedText(Step):
             term = request.glossary is not None and request.glossary.find(text)
             if is_copied(text) and not (request.prefix.strip() or request.phrases or term):
                 segment.memory[self] = None
-                # Are counted in alignments of pieces.
+                # For the alignments of subwords, which count these.
                 (segment.ids,) = self._vocab.tokenize_all([segment.read(text)])
                 segment.translation = _copy(segment, text)
         return segments

@@ -16,8 +16,8 @@ def define_scorer(definition: str | ScoreTexts, *, name: str | None = None, time
 
     Args:
       definition: a function of sources, hypotheses and references (or None) that returns one number for each
-        hypothesis, the higher the better; or a text as `--scorer` takes it.
-      name: None: the name of the function, the script, the program or the run.
+        hypothesis, the higher the better; or a string, in the form of the flag `--scorer`.
+      name: the scorer's name. None: the name of the function, the script, the program or the run.
       timeout: seconds to wait for an answer of a program before UserError is raised.
 
     Raises:

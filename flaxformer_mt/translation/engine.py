@@ -19,7 +19,7 @@ from flaxformer_mt.translation.segments import Segment, Step
 from flaxformer_mt.vocab import Vocabs
 
 _NOT_NUMBERS = "the model's scores are not numbers (NaN)"
-# Requests that are read together, while the device computes; fewer are read at once.
+# Maximum number of requests that are read together while the device computes.
 _CHUNK = 512
 # A window of at most this many requests is read without another thread, which would take longer to start.
 _FEW = 64
@@ -55,7 +55,7 @@ class Backend(Protocol):
 
 
 class Engine:
-    """Translates requests, submitted at any time. All methods except `read` must be called in one thread."""
+    """Translates requests that are submitted at any time. Call all methods except `read` in one thread."""
 
     def __init__(
         self,
@@ -69,18 +69,17 @@ class Engine:
     ) -> None:
         """Create an engine without requests.
 
-        `apart`: whether a step divides lines into sentences; pivot translation reads this. `arriving`:
-        whether requests arrive while others are translated; a request that fails is then answered by its
-        error.
+        `apart`: whether a step divides lines into sentences. `arriving`: whether requests arrive while others
+        are translated; the answer to a request that fails is then the error.
         """
         self.backend: Any = backend
         self.config, self.vocabs, self.apart = config, vocabs, apart
         self._steps, self._arriving = steps, arriving
         self._lines: dict[Hashable, Segment] = {}
         self._finished: collections.deque[Segment] = collections.deque()
-        # Numbers of lines to be named to the user, by what happened to them; see `take_warnings`.
+        # Numbers of the lines that warnings name, by what happened to the lines; see `take_warnings`.
         self._named: dict[str, set[int]] = collections.defaultdict(set)
-        # Number of segments that steps have changed, by what users are told of them.
+        # Number of segments that steps have changed, by the message to users.
         self.counts: collections.Counter[str] = collections.Counter()
 
     def submit(self, *requests: Request) -> None:

@@ -29,7 +29,7 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True)
 class Glossary:
-    """Source terms and their translations, which the output contains exactly as they are written."""
+    """Source terms and their translations; the output contains these translations exactly as written."""
 
     # Pairs of a source term and its translation.
     terms: tuple[tuple[str, str], ...]

@@ -28,7 +28,7 @@ _NESTED = r"[^{}]*+"
 for _ in range(6):
     _NESTED = rf"(?:[^{{}}]++|\{{{_NESTED}\}})*+"
 _ICU = "plural|select|selectordinal|choice|number|date|time|spellout|ordinal|duration"
-# Of printf, without the space of "5 % der". A width alone after % may be an escape of a URL (%20).
+# The format of printf without its space flag ("5 % der"). A width alone after % may be a URL escape (%20).
 _FORMAT = r"[-+#0]*+(?:\d++|\*)?(?:\.(?:\d++|\*)?)?(?:hh?|ll?|[qjztL])?"
 _PLACEHOLDERS = (
     r"\{\{\{[^{}]*\}\}\}|\{\{[^{}]*\}\}|(?:[$#]|%%?)\{[^{}]+\}|\{[\w.:!-]*\}",
@@ -41,20 +41,20 @@ _PLACEHOLDER = re.compile("|".join(_PLACEHOLDERS))
 _ITEM = re.compile(f"{_TAG.pattern}|(?P<placeholder>{_PLACEHOLDER.pattern})")
 # Elements of HTML that have no content, with or without a slash.
 VOID = frozenset("area base br col embed hr img input link meta source track wbr".split())
-# Elements between which text is separated although there is no white space.
+# Elements that separate words even without white space.
 _BLOCKS = frozenset(
     "address article aside blockquote br dd div dl dt figure footer form h1 h2 h3 h4 h5 h6 header hr li main "
     "nav ol option p pre section table tbody td tfoot th thead tr ul".split()
 )
-# Elements inside this many others are put back as points are.
+# Elements inside this many others are put back like points.
 _DEEPEST = 100
-# Elements that outnumber the words of a translation are put into each other as deep as this.
+# Maximum nesting of elements that share a word because they outnumber the words of the translation.
 _SHARED = 20
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
-# What a document cannot have as it is wherever it stands, and what a browser takes for the start of a tag.
+# Characters that text of a document must escape, because a browser may take them for markup.
 _ESCAPED = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 TAG_START = re.compile(r"<(?=[A-Za-z/!?])")
-# Of as many elements as can be open.
+# The closing tags of at most as many elements as can be open.
 _CLOSING_TAGS = re.compile(rf"(?:</[^<>]*+>){{,{_DEEPEST}}}+")
 # In the tags `x-0-a`, `x-1-sup` ... of html_documents.py, all but the element.
 _NUMBER = re.compile(r"\Ax-\d+-")
@@ -90,7 +90,7 @@ class MarkedLine:
 
     text: str
     items: tuple[_Item, ...]
-    # How the characters of the translation are written, and whether it must not look like markup elsewhere.
+    # The spellings of characters in the translation, and whether other text must not look like markup.
     spellings: Mapping[str, str]
     escaped: bool
     # The text with a capital after each point between spaces, which may begin a sentence: "A. {0} b."
@@ -197,10 +197,7 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
 
 
 def _holds_no_word(element: _Item, text: str, *, is_note: bool) -> bool:
-    """Return whether to put an element back as a point.
-
-    This holds for an element without text, and for a footnote mark after a word.
-    """
+    """Return whether an element is put back as a point: without text, or a footnote mark after a word."""
     content = text[element.start :].strip()
     is_mark = is_note and not any(map(str.isalpha, content))
     return not content or (is_mark and text[max(0, element.start - 1) : element.start].strip() != "")
@@ -219,8 +216,7 @@ def _speak(text: str, items: Sequence[_Item]) -> str:
 def peel(marked: MarkedLine) -> tuple[str, MarkedLine, str]:
     """Remove the elements that enclose a whole line and so need no alignment.
 
-    Returns their opening tags, the line and their closing tags: "<p><b>a</b></p>" gives `<p><b>`, a and
-    `</b></p>`.
+    Returns opening tags, line and closing tags: "<p><b>a</b></p>" gives `<p><b>`, a and `</b></p>`.
     """
     before = after = ""
     text = marked.text
@@ -268,8 +264,7 @@ def _take_space(item: _Item, text: str, line: str, last: int, around: _Item) -> 
 def put_back(marked: MarkedLine, text: str, alignment: Alignment, starts: Sequence[int] = ()) -> str:
     """Put the markup of a line into its translation, according to the word alignment.
 
-    `starts`: where the translation of each sentence starts in `text`, if sentences were translated
-    separately.
+    `starts`: where the translation of each separately translated sentence starts in `text`.
     """
     if not marked.items:
         return _spell(marked, text)
@@ -305,7 +300,7 @@ class _Layout:
         self.linked = list(self.ends)
         places = [word.start for word in self.target]
         self.sentences = [bisect.bisect_left(places, start) for start in starts]
-        # Of an item that was looked for: its target words, and how many of them its elements need.
+        # Cache of `_find`: the target words of an item, and how many of them its elements need.
         self.found: dict[int, tuple[int, int, int]] = {}
         self.depth = 0
         self.parts: list[str] = []
@@ -326,8 +321,8 @@ class _Layout:
     def _write_items(self, items: Sequence[_Item], low: int, high: int) -> None:
         """Write items within words [low, high) in the order of their places, without overlap.
 
-        Each element that contained a word gets at least one. An element without a word goes inside the
-        preceding element.
+        Each element that had a word gets at least one; an element without a word goes inside the preceding
+        one.
         """
         found = [self._find(item) for item in items]
         moved = _move_out(found)
@@ -498,10 +493,9 @@ class _Layout:
         return len(self.target) if following else 0
 
     def _find_boundary(self, item: _Item) -> int | None:
-        """Return the first target word of the sentence after a point that is between two sentences.
+        """Return the first target word of the next sentence if a point is between two sentences.
 
-        Sentences are translated separately, so the words of a sentence are aligned only with its own
-        translation.
+        Sentences are translated separately, so words are aligned only within their sentence.
         """
         before = self._word_before(item)
         if before not in self.ends or before + 1 not in self.ends or item.start < self.source[before].end:

@@ -103,10 +103,8 @@ def choose_line_tags(
 ) -> LineTags:
     """Return the tags to put before lines for translation between these languages.
 
-    Args:
-      data: the config that the model was trained with.
-      source_language, target_language: None: the model's only language, or the one that a line's tag names.
-      vocab_tags: the tags of a pretrained vocabulary, for languages that the model knows besides `data`'s.
+    A language that is None is the model's only language, or the one that a line's tag names. `vocab_tags`:
+    the tags of a pretrained vocabulary, for languages that the model knows besides the languages of `data`.
     """
     directions = find_directions(data)
     by_side = {"source": source_language, "target": target_language}

@@ -12,10 +12,10 @@ from flaxformer_mt.translation.segments import Segment, Step, group_by_line
 from flaxformer_mt.unicode_text import CASES, SHORT_WORD, find_case
 from flaxformer_mt.vocab import Vocab
 
-# Sentences in capitals, in title case, or of a single word: changed where training lacked them, or anyway.
+# Whether to change sentences in capitals, in title case or of one word; auto: if such are rare in training.
 Capitals = Literal["auto", "always", "never"]
 
-# A model of whose training lines fewer are in a letter case does not know it.
+# A letter case is unknown to a model if a smaller share of its training lines has it.
 _KNOWN = 0.005
 
 
@@ -40,7 +40,7 @@ class LetterCase(Step):
     def __init__(self, cases: frozenset[str], vocab: Vocab) -> None:
         """`cases`: the letter cases (of `CASES`) to change; `vocab`: the source vocabulary."""
         self._cases, self._vocab = cases, vocab
-        # Of the words of a long text, whose halves are read again.
+        # Cached, because the halves of a text that is too long are read again.
         self._choose = functools.lru_cache(maxsize=1 << 12)(self._choose_spelling)
 
     def before(self, segments: list[Segment]) -> list[Segment]:

@@ -23,11 +23,11 @@ from flaxformer_mt.translation.segments import Segment
 
 _CHRF_ORDERS = range(1, 7)
 _RECALL_WEIGHT = 4  # beta squared
-# A segment with its best translation, and this with its alternatives.
+# A segment, and its best translation with the alternatives.
 Ranked = tuple[Segment, Translation]
-# A source, different texts, and those with which they are compared.
+# A source, distinct texts, and the texts with which they are compared.
 Compared = tuple[str, Sequence[str], Sequence[str]]
-# References of a sentence, at most, for a scorer from outside.
+# Maximum number of references per sentence for an external scorer.
 MOST_REFERENCES = 16
 
 
@@ -144,10 +144,7 @@ def _rescore(hypothesis: Translation, score: float, weight: float | None) -> Tra
 
 
 def compare_texts(groups: Sequence[Compared], name: str) -> list[Float[np.ndarray, "N R"]]:
-    """Return a matrix for each source: row i, column j is the utility of text i with reference j.
-
-    BLEU uses the tokenizer that the script of the source's references needs.
-    """
+    """Return a matrix for each source: row i, column j is the utility of text i with reference j."""
     if name == "chrf" and all({*texts} >= {*references} for _, texts, references in groups):
         return [score_chrf(texts)[:, [*map(texts.index, references)]] for _, texts, references in groups]
     if find_metric(name, "search.mbr").scorer is None:

@@ -14,7 +14,7 @@ from flaxformer_mt.translation.inline_markup import put_back_all, take_out
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Alignment, Translation, rank
 
-# From the source to the pivot language, and from there to the target.
+# From the source to the pivot language, and from the pivot to the target language.
 Directions = tuple[Direction, Direction]
 
 
@@ -27,7 +27,7 @@ class PivotLine:
     """
 
     def __init__(self, request: Request, directions: Directions, *, apart: bool) -> None:
-        """Prepare the request to the first model; `apart`: whether it divides lines into sentences."""
+        """Prepare the first model's request; `apart`: whether that model divides lines into sentences."""
         wanted = request.annotations
         if wanted.alignments == "pieces":
             raise UserError(
@@ -135,7 +135,7 @@ def choose_pivot(
 
 @dataclasses.dataclass(frozen=True)
 class PivotEngines:
-    """Two engines, of which the second translates the translations of the first."""
+    """Two engines; the second translates the translations of the first."""
 
     first: Engine
     second: Engine
@@ -150,7 +150,7 @@ class PivotEngines:
         on_progress: Progress | None = None,
     ) -> Iterator[list[Translation]]:
         """Yield the translations of each window of requests; see `Engine.run`."""
-        # The lines of windows that the first engine has, and those that the second has, with their answers.
+        # The windows in the first engine; and the windows in the second, with the first engine's answers.
         asked: collections.deque[list[PivotLine]] = collections.deque()
         answered: collections.deque[list[tuple[PivotLine, Translation]]] = collections.deque()
 

@@ -19,15 +19,15 @@ class Request:
       text: the source; "" for a language model.
       id: identifies the answer; unique among the requests of an engine.
       seed: gives equal texts different samples. For a line of a file, the line number, which messages report.
-      prefix: the text that the translation begins with.
-      required: phrases that the translation contains.
+      prefix: the text that the translation must begin with.
+      required: phrases that the translation must contain.
       glossary: terms of the source, and their translations.
       n_best: maximum number of hypotheses, the translation itself included.
       source_language: for a multilingual model. None: the tag at the start of the text names it.
       target_language: for a multilingual model. None: the tag at the start of the text names it.
       annotations: additional output, and whether markup is taken out and put back.
-      sentence_starts: where the sentences of the text start. None, or a text with markup: the engine finds
-        them.
+      sentence_starts: where the sentences of the text start. None: the engine finds them, as it always does
+        in text with markup.
       context: the preceding lines of the document, the nearest last, for a model with data.context. None: the
         line is not part of a document.
     """

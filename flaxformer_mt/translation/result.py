@@ -15,7 +15,7 @@ Alignment = tuple[tuple[int, int], ...]
 class Annotations(NamedTuple):
     """Selects additional outputs of translations, which take one more forward pass."""
 
-    # The log-probability of each token.
+    # Whether to return the log-probability of each token.
     token_log_probs: bool = False
     # Alignments of words (separated by white space) or of subwords; None: no alignments.
     alignments: Literal["words", "pieces"] | None = None
@@ -26,9 +26,9 @@ class Annotations(NamedTuple):
     layer: int | None = None
     # Attention head; None: the mean of all heads.
     head: int | None = None
-    # The attention weights of `layer` and `head`.
+    # Whether to return the attention weights of `layer` and `head`.
     attention: bool = False
-    # Whether tags and placeholders are taken out of lines and put into translations.
+    # Whether to remove tags and placeholders from lines and put them into the translations.
     markup: bool = False
     # Whether alignments are used to place markup: every source word is then aligned, and punctuation marks
     # have little weight.
@@ -87,7 +87,7 @@ class Translation:
         return (self, *self.alternatives)
 
 
-# Translations of a line without words, and of a line for which the model's scores are NaN.
+# The translations of a line without words, and of a line for which the model's scores are NaN.
 EMPTY = Translation(text="", score=math.nan, log_prob=0.0, tokens=())
 FAILED = Translation(text="", score=-math.inf, log_prob=-math.inf, tokens=())
 
@@ -110,10 +110,7 @@ def check_phrases(translation: Translation, phrases: Sequence[str]) -> Translati
 
 
 def drop_repeated(translation: Translation) -> Translation:
-    """Return a translation without alternatives whose text a better hypothesis already has.
-
-    A text can be segmented into subwords in several ways; each is a separate hypothesis with its own score.
-    """
+    """Drop alternatives whose text a better hypothesis already has, in different subwords."""
     first = {one.text: one for one in reversed(translation.n_best)}
     others = tuple(one for one in translation.alternatives if one is first[one.text])
     return dataclasses.replace(translation, alternatives=others)

@@ -81,13 +81,13 @@ class RunScorer:
 def _load(folder: Path, checkpoint: str) -> Scorer:
     enable_compilation_cache(compiled_dir())
     try:
-        # Alone: of several processes, those score that have something to score.
+        # `alone`, since only the processes that have something to score load the model.
         trained = load_trained(folder, checkpoint=checkpoint, alone=True)
     except UserError as error:
         raise UserError(f"cannot be loaded: {error}") from error
-    # Once, and without the numbers of lines, which are those of a batch.
+    # Once, and without line numbers, which are relative to a batch.
     warn = functools.cache(lambda fact: warn_user(f"texts that {folder} scores: {fact}"))
-    # By its own choice among translations, if it makes one, it scores nothing.
+    # Without search.mbr and search.rerank, which do not affect scores.
     options = LoadOptions(search=candidate_search(trained.config.search), use_all_devices=False)
     model = Translator(on_host(trained), options, warn=lambda message: warn(message.rpartition(": ")[2]))
     return Scorer(model, cuts_lines=True)

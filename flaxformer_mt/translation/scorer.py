@@ -26,10 +26,10 @@ from flaxformer_mt.translation.translator import Translator, load_translator
 
 
 class Scorer:
-    """Scores translations, or text with a language model; has one model and its vocabularies."""
+    """Scores existing translations with a translation model, or text with a language model."""
 
     def __init__(self, model: Translator, *, cuts_lines: bool = False) -> None:
-        """`cuts_lines`: whether a line that is too long is cut and scored; otherwise UserError is raised."""
+        """`cuts_lines`: whether to cut and score a line that is too long; otherwise, it raises UserError."""
         self._model, self._cuts_lines = model, cuts_lines
 
     config = property(lambda self: self._model.config, doc="The config that the model was trained with.")

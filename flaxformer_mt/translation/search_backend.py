@@ -30,7 +30,7 @@ from flaxformer_mt.vocab import Vocab
 
 # Decoding steps after which sentences that arrive may enter.
 _STEPS = 8
-# Results that are read in another thread, if there are so many at once.
+# Minimum number of results at a time that are read in another thread.
 _MANY = 16
 
 Translated = tuple[Segment, Translation | Exception]
@@ -52,8 +52,7 @@ class SearchBackend:
         """Create a backend without segments; `params` holds the parameters of each model.
 
         `describe` returns what translations depend on, except devices and versions. `arriving`: whether
-        segments arrive while others are translated; calls to the device are then short, and few programs are
-        compiled.
+        segments arrive while others are translated; calls to the device are then short and use few programs.
         """
         self._engine, self._scorer, self._params, self._search = engine, scorer, params, search
         self._scheduler, self._describe, self._arriving = Scheduler(engine, params), describe, arriving
@@ -122,7 +121,7 @@ class SearchBackend:
 
     def _start(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         if self._threads is None:
-            # Where requests arrive, some of them work while others compile.
+            # If requests arrive, some threads work while others compile.
             self._threads = ThreadPoolExecutor(4 if self._arriving else 1, thread_name_prefix="results")
         return self._threads.submit(function, *arguments)
 
@@ -178,10 +177,7 @@ class SearchBackend:
         self._scheduler.compile()
 
     def warm_up(self) -> Iterator[object]:
-        """Compile the programs that most lines need, and those for alignments of all hypotheses.
-
-        Yields regularly, so that lines can be translated in between.
-        """
+        """Compile the programs that most lines need; yields regularly, so that lines can be translated."""
         for n_best in dict.fromkeys((1, self.most_hypotheses)):
             yield from self._engine.warm_up(self._params, n_best=n_best)
         watched = choose_watched(Annotations(attention=True), self._scorer.models)
@@ -193,10 +189,10 @@ class SearchBackend:
     def describe(self) -> dict[str, Any]:
         return {
             **self._describe(),
-            # Devices share batches, so that another number of devices rounds differently.
+            # Devices share batches, so another number of devices rounds differently.
             "devices": [process_count(), local_device_count()],
             "device_kind": default_device_kind(),
-            # Other versions may compute, round or split lines otherwise.
+            # Other versions may compute, round or split lines differently.
             "versions": {"flaxformer_mt": flaxformer_mt.__version__, "jax": jax.__version__},
         }
 

@@ -22,7 +22,7 @@ class Step(Protocol):
     `Segment.memory`.
     """
 
-    # What users are told of the number of segments that the step has changed; "": nothing.
+    # The message to users that counts the segments changed by the step; "": no message.
     counted: str = ""
 
     def before(self, segments: list["Segment"]) -> list["Segment"]:
@@ -42,40 +42,39 @@ class Segment:
     """A line on its way through the steps, or a part of it: a sentence, or a section that fits the model."""
 
     request: Request
-    # The text of the whole line, of which `text` is this segment, from `start`, with white space at its ends.
+    # The whole line; the segment's `text`, with white space at its ends; where the text starts in the line.
     line: str
     text: str
     start: int = 0
-    # The line that this is a part of, its number among the parts; None: it is a line.
+    # For a part: its line (None: this is a line), and its number among the line's parts.
     whole: "Segment | None" = None
     number: int = 0
-    # Whether the part before is of the same sentence, which was too long for one part.
+    # Whether the preceding part belongs to the same sentence, which was too long for one part.
     continues: bool = False
-    # What the search is asked for besides, and where the sentences of the line start; None: not known.
+    # The requested annotations, and where the sentences of the line start (None: unknown).
     annotations: Annotations = Annotations()
     sentence_starts: tuple[int, ...] | None = None
-    # The line as sentences are found in it, if that is not its text; see `MarkedLine.spoken`.
+    # The form of the line in which sentences are found, if it is not the text; see `MarkedLine.spoken`.
     spoken: str = ""
-    # The languages, "" if they are not known, and what translations begin with: a language tag and a space.
+    # The languages ("": unknown), and the language tag and space that translations begin with.
     source_language: str = ""
     target_language: str = ""
     lead: str = ""
-    # What the model reads before the text, with the number of its pieces: tags of given languages, and the
-    # tags at the start of the line.
+    # Tags before the text, and their numbers of subwords: those of requested languages, and the line's own.
     added: str = ""
     added_pieces: int = 0
     tag: str = ""
     tag_pieces: int = 0
-    # How the model reads the text, as in another letter case.
+    # Converts the text to the form that the model reads, such as another letter case.
     spell: Callable[[str], str] = str
-    # The ids of all this; the last one is eos. Whether they are only the beginning.
+    # The ids of tags and text, ending in eos, and whether they were cut.
     ids: np.ndarray = dataclasses.field(default_factory=lambda: _NO_IDS)
     is_cut: bool = False
-    # What is searched: ids and constraints.
+    # The input of the search: ids and constraints.
     sentence: Sentence = Sentence(_NO_IDS)
-    # The steps to be undone, in order, with what each needs to know for it.
+    # The steps to undo, in order, and what each step stored for this.
     memory: dict[Step, Any] = dataclasses.field(default_factory=dict)
-    # Of a line: its parts, and how many of them are not translated.
+    # For a line: its parts, and the number of parts that are not translated yet.
     parts: list["Segment"] = dataclasses.field(default_factory=list)
     num_missing: int = 0
     translation: Translation | None = None

@@ -10,7 +10,7 @@ from flaxformer_mt.translation.segments import Segment, Step
 # apart, unless the model was trained on such lines.
 SplitSentences = Literal["auto", "always", "never"]
 
-# A model of whose training lines at least this share has several sentences translates such lines whole.
+# If at least this share of the training lines has several sentences, such lines are translated whole.
 _TRAINED_ON_SEVERAL = 0.1
 
 

@@ -27,9 +27,9 @@ def make_steps(
     limited: bool = False,
     lines_have_tags: bool = False,
 ) -> list[Step]:
-    """Return the steps in order; a language model, whose texts may begin with prefixes, has only constraints.
+    """Return the steps in order, with these options; a language model needs only constraints.
 
-    The options are passed on to the steps; `apart`: whether lines are divided into sentences.
+    `apart`: whether lines are divided into sentences.
     """
     data, constraints = config.data, Constraints(vocabs.target, config.search, check, limited=limited)
     if not data.source_language:

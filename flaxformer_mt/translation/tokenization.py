@@ -28,8 +28,8 @@ _CLAUSE_END = re.compile(
     rf"|[{_WIDE_CLAUSE_MARKS}]++[{CLOSING}]*+\s*)"
 )
 
-# What a sentence is divided after: clauses, words, visible characters (a letter with its accents, an emoji
-# and what is joined to it), characters.
+# A long sentence is divided after one of these: a clause, white space, a visible character (a letter with its
+# accents, a joined emoji), a character.
 _UNITS = (_CLAUSE_END, re.compile(r"\s+"), regex.compile(r"\X"), re.compile(".", re.DOTALL))
 
 # Returns whether a text is short enough for one part.

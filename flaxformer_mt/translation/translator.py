@@ -48,7 +48,7 @@ from flaxformer_mt.translation.sentences import splits_sentences
 from flaxformer_mt.translation.steps import make_steps
 from flaxformer_mt.vocab.shortlist import Shortlist
 
-# Where the output layer's table can be, the first that is there: of its own, tied, or one for all.
+# Possible places of the output layer's table, the first that exists: separate, tied, or shared by all.
 _TABLES = (
     "output_kernel",
     "target_embedding/embedding",
@@ -101,7 +101,7 @@ def on_host(trained: TrainedModel) -> TrainedModel:
     return dataclasses.replace(trained, params=jax.device_get(trained.params))
 
 
-# Number of translators with other search options that one keeps.
+# Maximum number of translators with other search options that a translator caches.
 _MOST_KEPT = 8
 
 
@@ -119,8 +119,8 @@ class TranslationOptions:
     # `annotations.markup`.
     annotations: Annotations = NO_ANNOTATIONS
     markup: bool = False
-    # For a model with data.source_tags, and for a model of several target languages. Tags in lines are then
-    # plain text. None: the language of the tag that each line begins with.
+    # The source language, for a model with data.source_tags; and the target language, for a model of several.
+    # Language tags in lines are then plain text. None: each line begins with a tag that names the language.
     source_language: str | None = None
     target_language: str | None = None
     # A translator that translates the results from the target language into a third language.
@@ -173,7 +173,7 @@ class Translator:
         self._changed_cases = choose_cases(options.capitals, trained.letter_cases)
         spread: bool | SplitParameters = trained.split or options.use_all_devices
         models = [(trained.params, config.model), *((one.params, one.config.model) for one in ensemble)]
-        # Those of each model, the own ones first.
+        # The parameters of each model, this translator's own first.
         self.all_params, self._digest = place_models(models, spread, options.quantization)
         self._with_options: dict[str, Translator] = {}
         shortlist = None if options.shortlist is None else Shortlist.read(options.shortlist, vocabs)
@@ -251,8 +251,8 @@ class Translator:
         Args:
           run_dir: the run directory.
           options: how the model is loaded. None: the defaults of `LoadOptions`.
-          warn: receives warnings that name the lines that were split, were cut, failed, or lack required
-            phrases; and one warning when the device first runs out of memory.
+          warn: called with each warning. Warnings name the lines that were split, were cut, failed, or lack
+            required phrases; one reports that the device ran out of memory.
           changes: fields of `LoadOptions` that override `options`, as in load(run_dir, dtype="bfloat16").
 
         Raises:
@@ -372,11 +372,11 @@ class Translator:
 
         Args:
           options: options for all lines. None: the defaults.
-          prefixes: for each line, the prefix that its translation starts with; "": none.
-          required: for each line, phrases that its translation contains (beam search only). Such a line is
-            translated as a whole, even if it has several sentences.
-          documents: whether a model with data.context reads each line with the preceding lines, up to a blank
-            line. Or the document id of each line: documents then also end where the id changes.
+          prefixes: for each line, the prefix that its translation must start with; "": none.
+          required: for each line, phrases that its translation must contain (beam search only). Such a line
+            is translated as a whole, even if it has several sentences.
+          documents: whether a model with data.context reads each line with the preceding lines of its
+            document, which a blank line ends. Or the document id of each line: a new id then also ends it.
           changes: fields of `TranslationOptions` that override `options`, such as n_best=4, and search
             options of this call, such as beam_size=8; see `with_search`.
 

@@ -58,10 +58,7 @@ def read_pieces(model: bytes, *, origin: str = "the file") -> list[Piece]:
 
 
 def set_normalization(model: bytes, name: str, normalizer: bytes) -> bytes:
-    """Return a model with other normalization rules.
-
-    `normalizer` is a serialized NormalizerSpec with the rules, and `name` is their name.
-    """
+    """Return a model with other normalization rules: a serialized NormalizerSpec and its `name`."""
     proto = ModelProto.FromString(model)
     rules = NormalizerSpec.FromString(normalizer).precompiled_charsmap
     proto.normalizer_spec.MergeFrom(NormalizerSpec(name=name, precompiled_charsmap=rules))

@@ -41,12 +41,10 @@ def find_missing_characters(model: TokenizerJson, words: Mapping[str, int]) -> l
 def learn_pieces(
     model: TokenizerJson, words: Mapping[str, int], others: Iterable[str], *, most: int | None
 ) -> list[NewPiece]:
-    """Learn new subwords for the words of a new language; each new subword is a merge of existing subwords.
+    """Learn new subwords for a new language; each new subword is a merge of existing subwords.
 
-    Args:
-      words: words of the new language, with their counts.
-      others: words of other languages, whose segmentation must not change.
-      most: maximum number of new subwords. None: all that are frequent enough.
+    `words`: words of the new language, with their counts. `others`: words of other languages, whose
+    segmentation must not change. `most`: maximum number of new subwords; None: all that are frequent enough.
     """
     blocked = {pair for word in others for pair in itertools.pairwise(model.split(word))}
     names, runs = set(model.names.values()), Counter[str]()

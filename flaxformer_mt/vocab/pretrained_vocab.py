@@ -30,8 +30,8 @@ from flaxformer_mt.vocab.sentencepiece_vocab import Vocab, check_unicode, clean_
 def choose_pieces(pieces: Sequence[str], used: Iterable[int], *, always: Collection[int]) -> list[int]:
     """Return the ids to keep, ascending: `used` ids, `always` ids, byte subwords and single characters.
 
-    Single characters are those that occur in the other subwords, with and without a space before them, so
-    that any text of these characters can be written.
+    Single characters are kept if the other kept subwords contain them, with and without a space before them,
+    so that any text of these characters can be written.
     """
     ids = {*always, *used}
     letters = {letter for number in ids if number < len(pieces) for letter in pieces[number]}
@@ -210,10 +210,7 @@ class PretrainedVocab(Vocab):
 
 
 def read_tags(directory: Path) -> dict[str, int]:
-    """Return the language tags of a pretrained vocabulary in `directory`, with their ids.
-
-    Without such a vocabulary in the folder, returns an empty dict.
-    """
+    """Return the ids of the language tags of a pretrained vocabulary; {} if `directory` has none."""
     try:
         tags = read_json_object(directory / METADATA_NAME).get("tags")
     except (ValueError, OSError):

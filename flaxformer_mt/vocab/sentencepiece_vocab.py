@@ -96,7 +96,7 @@ class Vocab:
 
     @classmethod
     def load(cls, path: str | Path, *, name: str = "SentencePiece model") -> "Vocab":
-        """Load a `.model` file; `name` precedes the path in errors, for instance the field with the path."""
+        """Load a `.model` file; `name` describes it in errors, as by the config field with its path."""
         try:
             model = read_file(path, most=_MODEL_BYTES)
         except (OSError, ValueError) as error:
@@ -268,7 +268,7 @@ def _read_lines(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -
 
 
 def _split_line(line: str) -> Iterator[str]:
-    """Split a long line before spaces or, if need be, inside words.
+    """Split a long line before spaces, else inside words.
 
     With a limit of 4 characters, "ab cdefg" becomes "ab", " cde", "fg".
     """

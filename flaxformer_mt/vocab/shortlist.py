@@ -25,10 +25,7 @@ class Shortlist:
     def __init__(
         self, rules: dict[tuple[int, ...], np.ndarray], common: Sequence[int] | np.ndarray, vocabs: Vocabs
     ) -> None:
-        """Make a shortlist; eos and unk are added to the `common` target ids.
-
-        rules: n-gram of source ids -> target ids, most probable first.
-        """
+        """`rules`: n-gram of source ids -> target ids, best first. Eos and unk are added to `common`."""
         target = vocabs.target
         self.rules = rules
         special = [target.eos_id] + ([target.unk_id] if target.unk_id >= 0 else [])
@@ -39,10 +36,7 @@ class Shortlist:
 
     @classmethod
     def read(cls, path: str | Path, vocabs: Vocabs) -> "Shortlist":
-        """Read a file with lines `n-gram of source subwords<TAB>target subwords`.
-
-        The line with an empty n-gram has the common target subwords.
-        """
+        """Read lines `n-gram of source subwords<TAB>target subwords`; no n-gram: common target subwords."""
         try:
             text = read_file(path, most=_MAX_BYTES).decode("utf-8")
         except (OSError, ValueError) as error:

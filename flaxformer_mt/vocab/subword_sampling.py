@@ -117,10 +117,7 @@ class BpeDropout(SubwordSampler):
         return ids
 
     def _compute(self, unit: str, *arguments: tuple[int, ...]) -> tuple[int, list[int]]:
-        """Segment a unit by BPE, skipping the merges with the numbers `dropped`.
-
-        Returns the number of merges, including skipped merges, and the ids.
-        """
+        """Segment a unit by BPE without the dropped merges; return the number of all merges, and the ids."""
         (dropped,) = arguments
         symbols = self._symbol.findall(unit)
         fixed = [symbol in self._defined for symbol in symbols]
@@ -188,10 +185,7 @@ class UnigramSampling(SubwordSampler):
         return [token for tokens in reversed(drawn) for token in tokens]
 
     def _compute(self, unit: str, *arguments: tuple[int, ...]) -> tuple:
-        """Return, for each prefix of a unit, its possible last subwords.
-
-        These are lists of cumulative probabilities, start positions, and ids.
-        """
+        """Return cumulative probabilities, starts and ids of the possible last subwords of each prefix."""
         whole = self._ids.get(unit)
         if whole is not None and self._pieces[whole].kind == USER_DEFINED:  # such as a language tag
             return (*[([], [], [])] * len(unit), ([1.0], [0], [[whole]]))
