@@ -1,7 +1,6 @@
 """Formats `COMMAND --help`: the flags of a command in groups, with their comments and defaults.
 
-The text of a flag is the comment above its field in the options or in the config. A comment `# ---- NAME
-----` in a class of options begins a group of flags.
+The text of a flag is the comment above its field. A comment `# ---- NAME ----` begins a group of flags.
 """
 
 import dataclasses
@@ -30,8 +29,6 @@ _UNSET = re.compile(r"(?:^|(?<=[.;]) )(?:None|Empty): (?P<meaning>(?:(?!\. ).)+)
 
 
 class FlagHelp(NamedTuple):
-    """A flag in the help: its syntax, its explanation with the default value, and its group."""
-
     flag: str
     text: str
     group: str

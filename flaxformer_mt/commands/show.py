@@ -28,11 +28,11 @@ from flaxformer_mt.training.trained_parameters import select_trained
 def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None = None) -> dict[str, Any]:
     """Describe the size and the cost of an experiment as JSON values.
 
-    A step consists of `optim.accumulation` batches of the longest shape, without padding. `at_peak` is the
-    time of a step at the peak rate of `device_kind` (None: the kind of this machine's devices), or None if
-    the peak rate is unknown. If `run_dir` has been prepared for this config, vocabulary sizes and batches
-    come from its data. Otherwise, vocabularies are assumed to have `vocab.size` entries, and `batches` and
-    `stages` are None. Language models have a source vocabulary of size 0 and a source length of 0.
+    A step has `optim.accumulation` batches of the longest shape, without padding. `at_peak` is the time of a
+    step at the peak rate of `device_kind` (None: this machine's devices), or None if this rate is unknown.
+    Vocabulary sizes and batches are those of the data if `run_dir` has been prepared for this config.
+    Otherwise, sizes are `vocab.size`, and `batches` and `stages` are None. A language model has source
+    vocabulary and length 0.
     """
     sizes = batches = stages = None
     if run_dir is not None and _is_prepared(run_dir, config):

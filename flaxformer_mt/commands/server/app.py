@@ -1,6 +1,6 @@
 """The HTTP interface of the server: paths, statuses and errors that LibreTranslate's clients expect.
 
-The answer to a request that fails is {"error": MESSAGE}; each failure also adds one line to the log.
+A request that fails is answered by {"error": MESSAGE} and logged as one line.
 """
 
 import functools

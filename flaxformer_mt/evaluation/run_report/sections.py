@@ -164,7 +164,7 @@ def _score(
 
 
 def _choose_metrics(runs: Sequence[ReportedRun]) -> list[str]:
-    """Return all metrics, without TER if a sentence is so long that TER would take minutes."""
+    """Return all metrics, without TER if a sentence is so long that it would take minutes."""
     texts = (text for run in runs for text in run.translations.hypotheses + run.translations.references)
     return list(QUICK if any(len(text.split()) > _COMPARED for text in texts) else METRICS)
 
@@ -272,7 +272,6 @@ def make_curves(runs: Sequence[ReportedRun]) -> Blocks:
 
 
 def make_length_scores(runs: Sequence[ReportedRun], samples: int) -> Blocks:
-    """Make charts and a table of scores by source length."""
     bars: dict[str, dict[str, list[tuple[int, Bar]]]] = {metric: {} for metric in QUICK}
     cells: dict[str, list[list[Any]]] = {}
     for run in runs:
