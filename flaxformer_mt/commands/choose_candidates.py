@@ -1,7 +1,7 @@
 """Chooses one translation of each source, from the hypotheses of a run or the candidates of any system.
 
-DIR/choices.jsonl has the translations of each source with scores and problems, and the number of the chosen
-one. This file can be resumed; the pairs, the report and the HTML page are made from it.
+For each source, DIR/choices.jsonl has all translations with scores and problems, and the number of the chosen
+one. A command with --resume continues this file; pairs, report and HTML page are made from it.
 """
 
 import array

@@ -71,7 +71,7 @@ EXTRAS = {
 
 
 def doctor(run: str | Path | None = None) -> dict[str, Any]:
-    """Check the installation and return a report; without problems, its entry `problems` is empty."""
+    """Check the installation and return a report, whose list `problems` is empty if all is well."""
     programs = {} if run is None else {"programs": _list_programs(run)}  # a wrong name is told at once
     packages, problems = _check_packages()
     devices: dict[str, Any] = {}

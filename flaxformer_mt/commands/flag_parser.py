@@ -60,7 +60,7 @@ def _read_stages(path: str) -> tuple[StageConfig, ...]:
 
 
 def expand_path(name: str, path: Path) -> Path:
-    """Expand ~ in the path of a flag, which shells do not do in --run=~/x; return a run's local copy."""
+    """Expand ~ in a flag's path, as shells do not in --run=~/x; for --run, return the run's local copy."""
     if name == "run":
         return open_copy(path)
     # Inputs, outputs and the URL of a parent are known when the command runs.

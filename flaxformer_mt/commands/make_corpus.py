@@ -1,7 +1,8 @@
 """The commands that make training data with a trained model: `backtranslate` and `distil`.
 
-First, the resumable `translate` writes DIR/translations.txt, or `distil` chooses among candidates. Second,
-the pairs are filtered and written in one go, which a finished command repeats with --resume.
+First, `translate` writes DIR/translations.txt, which can be resumed, or `distil` chooses among candidates.
+Second, the pairs are filtered and written in one go. With --resume, a finished command repeats only the
+second part.
 """
 
 import dataclasses

@@ -44,7 +44,7 @@ class Machine(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """Number of training pairs, tokens of all longer sides, and 99.9th percentiles of lengths in tokens."""
+    """Number of pairs, sum of their longer sides in tokens, and 99.9th percentiles of lengths in tokens."""
 
     pairs: int
     tokens: int

@@ -70,7 +70,7 @@ def list_commands(run: Path, goal: str, data: DataConfig) -> list[list[str]]:
 
 
 def write_text(data: DataConfig, run: Path) -> None:
-    """Write the pairs to distil, without those that cleaning leaves out, and the student's held-out pairs."""
+    """Write the cleaned training pairs, which `distil` reads, and the held-out pairs of the student."""
     from flaxformer_mt.corpus.reader import Split, read_pairs
 
     folder = Path(f"{run}_distilled")

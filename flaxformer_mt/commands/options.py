@@ -32,7 +32,7 @@ WITH_COMMAS = "with commas"
 
 
 def make_flags(section: type, *names: str) -> Any:
-    """Return a dataclass of a section's fields (none in `names`: all); without its flag, a field is None.
+    """Return a dataclass with a section's fields (all if `names` is empty), which are None without a flag.
 
     None means the value in the run's config. `search_flags()` returns the values of the given flags.
     """
@@ -116,8 +116,6 @@ class JsonOptions:
 
 @dataclass(frozen=True)
 class ExperimentOptions:
-    """Options of all commands that start from a config."""
-
     # Run directory, or its URL (gs://, s3://), for config, checkpoints and results. Without --config, the
     # config of an existing run is used; without --run, the run of --config=FOLDER/NAME.py is runs/NAME.
     run: Path
@@ -237,8 +235,6 @@ _GenerateFlags: Any = make_flags(
 
 @dataclass(frozen=True)
 class SearchOptions(CheckpointOptions, _SearchFlags):
-    """Options of commands that decode translations with a model."""
-
     # Run directory of a trained model, or its URL (gs://, s3://).
     run: Path
 
@@ -288,7 +284,7 @@ class EvaluateOptions(
     # Number of random trials of the test with --paired=approximate. None: 10000.
     trials: int | None = None
     # Instead of evaluating, find the --rerank_weight that gives the best score by this metric, such as bleu
-    # or chrf. Needs --rerank; use --split=valid. None: evaluate.
+    # or chrf. Needs --rerank; use --split=valid. None: no tuning.
     tune_rerank: str | None = None
 
 
@@ -396,8 +392,8 @@ class ScoreOptions(
     run: Path
     # File of the translations to score, one per line (for a language model, the text). `-`: standard input.
     target: str
-    # File of the source sentences, one line for each line of --target. `-`: standard input. None: no sources,
-    # for a language model.
+    # File of the source sentences, one line for each line of --target. `-`: standard input. None: no sources
+    # (only for language models).
     source: str | None = None
     # File for the scores, named FILE.partial until it is complete. `-`: standard output.
     output: str = "-"
@@ -510,7 +506,7 @@ class DistilOptions(CorpusOptions, LanguageOptions):
 
     # File of sources with translations by any system, such as a large language model. Each line has a source
     # and its translations, separated by tabs; in FILE.jsonl, each line is {"source": TEXT, "translations":
-    # [TEXT, ...]}. Texts that are not translations are left out. None: --run translates --input.
+    # [TEXT, ...]}. Texts that are not translations are left out. None: translations of --input by --run.
     candidates: str | None = None
     # File of the reference translations, one line for each source, for --targets=nbest. None: no references.
     reference: str | None = None
@@ -549,7 +545,7 @@ class ExportOptions(CheckpointOptions):
     # shortlist is exported as vmap.txt or lex.DEEN.s2t.bin.
     shortlist: Path | None = None
     # Model on the Hugging Face Hub to which the files are uploaded, with a model card, as in hf:OWNER/NAME.
-    # None: nothing is uploaded.
+    # None: no upload.
     push: str | None = None
 
 
@@ -582,8 +578,7 @@ class ImportOptions:
     # Number of subwords to learn for new languages. None: all frequent ones in words that the vocabulary
     # splits into subwords of fewer than 4 characters on average.
     new_pieces: int | None = None
-    # Config file, or name of a recipe, that describes the model. None: the config is found in the model's
-    # files.
+    # Config file, or name of a recipe, that describes the model. None: the model's own files.
     config: str | None = None
     # Folder of the vocabularies: SentencePiece models (joint.model, or source.model and target.model), or
     # lists of words, one per line in the order of ids (joint.txt, or source.txt and target.txt). Or the path
@@ -608,7 +603,7 @@ class ServeOptions(ScorerOptions, CheckpointOptions, SearchModelOptions, Shortli
     # Address to listen on. 127.0.0.1: only this machine; 0.0.0.0: all networks of this machine. None: the
     # value of the environment variable FLAXFORMER_MT_HOST, or 127.0.0.1.
     host: str | None = None
-    # File of API keys, one per line. Each request for a translation then needs a key. None: no key is needed.
+    # File of API keys, one per line. Each request for a translation then needs a key. None: no keys.
     api_key_file: Path | None = None
     # Origins whose pages may send requests to this server from a browser (CORS), such as https://example.org,
     # separated by commas. *: any. Empty: only the server's own page.

@@ -175,7 +175,7 @@ def _without_messages_of_xla() -> Iterator[None]:
 
 
 def find_needed_memory(message: str) -> int | None:
-    """Return the bytes in a compiler's error about lack of memory (`Used 20.49G of ...`), else None."""
+    """Return the bytes named in a compiler's out-of-memory error (`Used 20.49G of ...`), or None."""
     if "RESOURCE_EXHAUSTED" not in message:
         return None
     for pattern in (

@@ -81,7 +81,7 @@ def describe_output(
     inputs: Iterable[str],
     fields: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return what must not change when output is resumed, as JSON; `fields` are those of all requests."""
+    """Return, as JSON values, what must not change if output is resumed; all requests share `fields`."""
     from flaxformer_mt.atomic_folder import digest
 
     glossary = fields.get("glossary")
@@ -111,7 +111,7 @@ def _digest(file: str | None) -> str:
 
 
 class PlainOutput:
-    """An output with the methods of `ResumableOutput` that cannot be resumed; starts after `done` lines."""
+    """An output that cannot be resumed, with methods of `ResumableOutput`; starts after `done` lines."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write, self.done = write, 0
@@ -191,7 +191,7 @@ def translate_blocks(
 
 
 def _start_worker(make_engine: "Callable[[], Engine | PivotEngines]", form: "TranslationFormat") -> Any:
-    """Return a worker's function, which describes the engine and, unless given None, translates a block."""
+    """Return a worker's function: it describes the engine, and translates a block unless given None."""
     engine = make_engine()
 
     def work(block: "list[Request] | None") -> tuple[dict[str, Any], TranslatedBlock | None]:

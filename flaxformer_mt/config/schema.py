@@ -99,8 +99,8 @@ class CleanConfig:
     source_script: str = ""
     # Script of targets for the rule script, named as in source_script. Empty: any.
     target_script: str = ""
-    # Training pairs whose source or target is, according to language_model, in another language with a
-    # probability of at least 0.5: off, refuse, drop or keep.
+    # Training pairs whose source or target is in another language with a probability of at least 0.5,
+    # according to language_model: off, refuse, drop or keep.
     language: Literal["off", "refuse", "drop", "keep"] = "off"
     # fastText model for language identification, such as lid.176.bin (needs the extra languages), for the
     # rule language and for the check for swapped source and target. Empty: none.
@@ -141,7 +141,7 @@ class StageConfig:
     # the name in data.dataset, or the last part of that name or of the set's folder.
     mix: tuple[str, ...] = ()
     # When the stage ends. "NAME N": after N passes through the set NAME in this stage. "steps N": after N
-    # steps. Only the last stage may end at train.steps: empty or "NAME inf".
+    # steps. Empty or "NAME inf": at train.steps; only for the last stage.
     until: str = ""
     # Noise in this stage. None: data.noise.
     noise: NoiseConfig | None = None
@@ -252,10 +252,10 @@ class VocabConfig:
     # True: one vocabulary shared by both languages. False: one vocabulary for each.
     joint: bool = True
     # Existing SentencePiece .model file for the source language (with joint=True, for both languages). Empty:
-    # train one.
+    # a model trained on the training split.
     source_model: str = ""
-    # Existing SentencePiece .model file for the target language. Empty: with joint=True the file of
-    # source_model, otherwise train one.
+    # Existing SentencePiece .model file for the target language. Empty: as source_model with joint=True,
+    # otherwise a model trained on the training split.
     target_model: str = ""
     # Whether characters outside the vocabulary become UTF-8 bytes (256 subwords) instead of the unknown
     # symbol.
@@ -381,7 +381,7 @@ class ModelConfig:
     # in outputs at padding positions, because causal attention hides target padding from real tokens.
     padding_mask: Literal["source", "both", "none"] = "source"
     # Whether the network reads the end symbol of sources. False: attention masks this symbol, for models of
-    # OpenNMT-py and eole, which have none in sources.
+    # OpenNMT-py and eole, whose sources have no end symbol.
     source_end: bool = True
     # First input of the decoder: the embedding of the start symbol (symbol), or a vector of zeros (zeros), as
     # in Marian; export to marian-npz and bergamot needs zeros, architecture=decoder_only needs symbol.
@@ -538,7 +538,7 @@ class TrainConfig:
     # the extra of its name and is configured by its own environment variables. Empty: none.
     trackers: Annotated[tuple[Literal["wandb", "mlflow"], ...], MayChange()] = ()
     # Peak floating-point operations per second of one device, such as 989e12, to compute utilization (MFU).
-    # 0: the value in a built-in table of GPUs and TPUs; without a value, no utilization is reported.
+    # 0: the value in a built-in table of GPUs and TPUs; for other devices, no utilization is reported.
     peak_flops: Annotated[float, at_least(0), MayChange()] = 0.0
     # sacreBLEU's tokenizer. auto: zh, ja-mecab or ko-mecab for Chinese, Japanese or Korean targets, char for
     # other languages without spaces between words, else 13a. none: the text is tokenized already.
@@ -579,16 +579,16 @@ class MbrConfig:
     # ---- minimum Bayes risk ----
 
     # Choose the translation by minimum Bayes risk (MBR) with this utility: chrf, chrf++, ter, bleu, or a name
-    # that --scorer defines. The candidates are the hypotheses of beam search, or mbr_samples samples. The
-    # candidate with the best mean score against all candidates as references is chosen (at most 16 references
-    # for a name that --scorer defines). Empty: off.
+    # that --scorer defines. The candidates are the hypotheses of beam search, or mbr_samples samples. MBR
+    # chooses the candidate with the best mean score against all candidates as references (at most 16
+    # references for a name that --scorer defines). Empty: off.
     mbr: str = ""
     # Minimum Bayes risk with method=sample: number of samples per sentence, from which one is chosen.
     mbr_samples: Annotated[int, between(1, 4096)] = 32
     # ---- reranking ----
 
-    # Rank the hypotheses of beam search by this scorer instead of the model: a name that --scorer defines, of
-    # a scorer that needs no references. Empty: off.
+    # Rank the hypotheses of beam search by this scorer's scores instead of the model's: a name that --scorer
+    # defines. The scorer must not need references. Empty: off.
     rerank: str = ""
     # Rank hypotheses by the model's score plus this weight times the score of rerank; evaluate --tune_rerank
     # finds a good weight. Without a weight, only the score of rerank counts.
@@ -664,7 +664,8 @@ class SearchConfig(MbrConfig, LengthConfig):
     # Length in tokens of sequences that must not occur twice in a translation. 0: repetition is allowed.
     no_repeat_ngram: Annotated[int, at_least(0)] = 0
     # Subwords of the target vocabulary, or token ids, that translations never contain, such as the unknown
-    # symbol, <unk>. The flag separates them by commas, so the comma itself needs its token id. Empty: none.
+    # symbol, <unk>. Commas separate the values of the flag; to suppress the comma itself, give its token id.
+    # Empty: none.
     suppress: tuple[str, ...] = ()
     # ---- memory ----
 

@@ -83,7 +83,7 @@ def _show_progress(doing: str, total: int, system: str, stream: TextIO | None) -
 
 
 class EvaluationResult(TypedDict, total=False):
-    """Result of `evaluate_run`, which `evaluate` prints; each further scorer's name is a key, too."""
+    """The result of `evaluate_run`, which `evaluate` prints. Names of further scorers are keys, too."""
 
     # Name of the split or of the source file; the files in RUN/translations/ have this name.
     name: str
@@ -291,7 +291,7 @@ def _evaluate_set(
 
 
 def _report_scores(translations: Translations, *, lowercase: bool, tokenize: str) -> dict[str, Any]:
-    """Return the quick metrics of translations, and BLEU with and without case."""
+    """Return the metrics that are quick to compute, and BLEU with and without case."""
     cased, lowercased = (
         score_translations(
             translations.hypotheses, translations.references, lowercase=lower, tokenize=tokenize
@@ -352,7 +352,7 @@ def _tune_rerank(
 
 
 def describe_evaluation(result: Mapping[str, Any], *, name: str) -> list[str | Table]:
-    """Format a result of `evaluate_run` as tables, with `name` for the run; language models have none."""
+    """Format a result of `evaluate_run` as tables (none for language models); `name` names the run."""
     if "directions" in result:
         parts: list[str | Table] = []
         for direction, report in result["directions"].items():

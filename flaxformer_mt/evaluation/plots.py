@@ -1,7 +1,4 @@
-"""Draws training curves, scores and attention weights, as PNG figures or as charts in an HTML page.
-
-The figures do not use pyplot, which would need a display and keep all figures in memory.
-"""
+"""Draws PNG figures and charts for HTML pages, without pyplot, which keeps all figures in memory."""
 
 import io
 import math

@@ -37,7 +37,7 @@ class DirectionScorer:
         self.directions = [(options["direction"], rows) for _, rows, options in self._parts]
 
     def score(self, translations: Translations) -> dict[str, float]:
-        """Return mean scores by quick metrics and train.best_metric, and scores by direction (bleu_de-en)."""
+        """Return means of BLEU, chrF and train.best_metric, and scores by direction such as bleu_de-en."""
         by_direction = {}
         for name, sentences, options in self._parts:
             part = translations.choose(sentences)

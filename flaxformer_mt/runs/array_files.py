@@ -143,7 +143,7 @@ def _check_stored(checkpointer: Any, folder: Path, specs: Specs) -> None:
 
 
 def _describe(dtype: Any, shape: Sequence[int], blocks: Any) -> str:
-    """Return the spec of a stored array, with its block size if blocks, which are read whole, are larger."""
+    """Return the spec of a stored array, with the size of its storage blocks if they exceed the array."""
     spec = f"{dtype}[{','.join(map(str, shape))}]"
     is_large = any(block > max(1, size) for block, size in zip(blocks or (), shape, strict=False))
     return f"{spec} in blocks of {blocks}" if is_large else spec

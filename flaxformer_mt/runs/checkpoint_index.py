@@ -63,7 +63,7 @@ class CheckpointIndex:
         )
 
     def removable(self, step: int, *, keep_last: int) -> list[int]:
-        """The steps to delete after `step`: all but the `keep_last` newest, the best and an imported model.
+        """Steps to delete once `step` is saved: all but the `keep_last` newest, the best and an imported one.
 
         An interim checkpoint, saved only because the run was asked to stop, is deleted as soon as a later one
         exists, and does not count among the newest. A run that was stopped and resumed therefore keeps (and

@@ -256,8 +256,8 @@ class Checkpoints(CheckpointIndex):
         """Read the parameters for evaluation and translation, and the progress.
 
         Returns nested dicts of arrays: the moving average if the checkpoint has one, with LoRA factors
-        merged. `sharding_of` returns the sharding for a path and a shape; the shardings when saving may have
-        been others.
+        merged. `sharding_of` returns the sharding for a path and a shape, which may differ from the one when
+        saving.
         """
         folder = self.resolve(which)
         name, specs = self._inference_tree(folder)
@@ -279,8 +279,8 @@ class Checkpoints(CheckpointIndex):
         """Write the mean of the inference parameters of the `last` newest checkpoints as `average`.
 
         Step 0, the initial model of an imported run or a run with --init, is not included. The mean is
-        computed in float64 and cast back; leaves that are not floating-point are those of the newest
-        checkpoint.
+        computed in float64 and cast back to the dtype; leaves that are not floating-point are those of the
+        newest checkpoint.
         """
         self.finish_writing()
         steps = [step for step in self.steps() if step > IMPORTED_STEP]
@@ -306,8 +306,9 @@ class Checkpoints(CheckpointIndex):
     def newest_undamaged(self) -> int | None:
         """The newest undamaged step, from which training resumes; None if there is no checkpoint.
 
-        First removes what a killed process left behind or had still to delete, so only the training process
-        may call this method. Sets `warning` to the names of newer, damaged checkpoints.
+        First removes what a killed process left behind, including checkpoints that it would have deleted;
+        only the training process may therefore call this method. Sets `warning`, which names newer damaged
+        checkpoints.
         """
         self.finish_writing()
         self.sweep()

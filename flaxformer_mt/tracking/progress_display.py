@@ -110,10 +110,7 @@ def format_values(values: Mapping[str, Any]) -> list[str]:
 
 
 class Display:
-    """Base class of displays, which shows nothing: for library calls and all processes but the first.
-
-    silent_seconds: seconds without output after which the step number is shown.
-    """
+    """Base class of displays, which shows nothing: for library calls and all processes but the first."""
 
     silent_seconds = math.inf
 
@@ -251,9 +248,9 @@ class WorkProgress:
     def part(self, name: str, *, total: int | None = None, unit: str = "pairs") -> Iterator[Count]:
         """Show a part of the work, such as "tokenizing", in a context that yields a function to count items.
 
-        Its first call gives the number of items that an earlier process has finished, or 0. Every few
-        seconds, a line such as `4,000/10,000 pairs | 200 pairs/s | 0:30 left` is shown; without `total`,
-        items are not counted.
+        The first call of this function gives the number of items that an earlier process has finished, or 0.
+        Every few seconds, a line such as `4,000/10,000 pairs | 200 pairs/s | 0:30 left` is shown; without
+        `total`, items are not counted.
         """
         display = make_display(self._stream, name, total=total, transient=True)
         is_live = display.width() is not None

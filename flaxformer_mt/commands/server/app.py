@@ -1,7 +1,4 @@
-"""The HTTP interface of the server: paths, statuses and errors that LibreTranslate's clients expect.
-
-A request that fails is answered by {"error": MESSAGE} and logged as one line.
-"""
+"""The HTTP interface, with LibreTranslate's paths, statuses and errors ({"error": MESSAGE})."""
 
 import functools
 import importlib.resources

@@ -164,7 +164,7 @@ def _score(
 
 
 def _choose_metrics(runs: Sequence[ReportedRun]) -> list[str]:
-    """Return all metrics, without TER if a sentence is so long that it would take minutes."""
+    """Return all metrics, without TER if a sentence is so long that TER would take minutes."""
     texts = (text for run in runs for text in run.translations.hypotheses + run.translations.references)
     return list(QUICK if any(len(text.split()) > _COMPARED for text in texts) else METRICS)
 
@@ -336,10 +336,7 @@ def _first_words(text: str) -> list[str]:
 
 
 def make_sentences(runs: Sequence[ReportedRun]) -> Blocks:
-    """List the sentences whose chrF differs most between the first run and each other run.
-
-    For a single run, list the sentences with the lowest chrF, compared with their references.
-    """
+    """List the sentences whose chrF differs most from each other run or, in a single run, is lowest."""
     if not runs:
         return []
     first, shown = runs[0].translations, Blocks()
