@@ -158,7 +158,7 @@ class WorkerOptions(ProcessOptions):
 class TrainOptions(ProcessOptions, ScorerOptions, ExperimentOptions):
     """Trains the model that a config describes, or resumes a run from its last checkpoint."""
 
-    # Number of steps to profile, with a trace in RUN/profile for TensorBoard or Perfetto. None: no trace.
+    # Number of steps to trace in RUN/profile, for TensorBoard or Perfetto. None: no trace.
     profile: Annotated[int | None, at_least(1)] = None
     # Start from the parameters of a trained model, RUN or RUN@CHECKPOINT; architecture and vocabulary come
     # from that run, and without --config all other settings too. None: random parameters.
@@ -331,8 +331,8 @@ class TranslateOptions(
     # File for the translations, named FILE.partial until it is complete. `-`: standard output.
     output: str = "-"
     # Second run (or RUN@CHECKPOINT), which translates the output of --run: --run=DE_EN --then=EN_FR
-    # translates from German to French. Search options are for both runs; --checkpoint, --ensemble and
-    # --shortlist are for --run. None: no second run.
+    # translates from German to French. Search options apply to both runs; --checkpoint, --ensemble and
+    # --shortlist apply to --run. None: no second run.
     then: str | None = None
     # ---- requirements on translations ----
 
@@ -445,7 +445,8 @@ class PlotOptions(CheckpointOptions):
 
     # Run directory to plot.
     run: Path
-    # Source sentence to translate, with plots of the attention weights. Empty: no attention plots.
+    # Source sentence to translate; the attention weights of its translation are plotted, too. Empty: no
+    # attention plots.
     source: str = ""
     # Folder for the PNG files. None: RUN/plots.
     output: Path | None = None
@@ -466,7 +467,7 @@ class CorpusOptions(PairRules, FileTranslationOptions):
 
     # UTF-8 text file, one sentence per line.
     input: str
-    # Folder for train.tsv, the file of the pairs, which data.dataset=parallel_text@DIR reads.
+    # Folder DIR for train.tsv, the file of pairs that data.dataset=parallel_text@DIR reads.
     output: Path
     # Weight of each pair in the training loss, written as a third column. None: no third column.
     weight: Annotated[float | None, between(SMALLEST_WEIGHT, LARGEST_WEIGHT)] = None

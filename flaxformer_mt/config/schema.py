@@ -196,10 +196,10 @@ class DataConfig:
     context: Annotated[int, between(0, 100)] = 0
     # Folder of prepared data. Empty: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
     cache_dir: Annotated[str, MayChange()] = ""
-    # Source language of sets that name no direction, spelled as in the set or the file extension. Empty: no
-    # source, to train a language model of target_language (needs model.architecture=decoder_only).
+    # Source language, unless dataset gives a direction; spelled as in the data set or the file extension.
+    # Empty: no source, to train a language model of target_language (needs model.architecture=decoder_only).
     source_language: Annotated[str, USUAL] = "de"
-    # Target language of sets that name no direction, spelled as in the set or the file extension.
+    # Target language, unless dataset gives a direction; spelled as in the data set or the file extension.
     target_language: Annotated[str, USUAL] = "en"
     # Name of the training split; for TFDS sets also a slice, such as train[:10%].
     train_split: str = "train"
@@ -271,7 +271,7 @@ class VocabConfig:
     # lowers BLEU in many languages.
     target_normalization: Normalization = "identity"
     # Symbols that are always one subword, such as <BT> before back-translated sources; vocab.size includes
-    # them. Existing vocabulary models must contain them.
+    # them. Existing vocabulary models must contain them. Empty: none.
     symbols: tuple[str, ...] = ()
     # Token id of padding; an existing source_model or target_model keeps its own id.
     pad_id: Annotated[int, at_least(0)] = 0
@@ -587,8 +587,8 @@ class MbrConfig:
     mbr_samples: Annotated[int, between(1, 4096)] = 32
     # ---- reranking ----
 
-    # Rank the hypotheses of beam search by this scorer's scores instead of the model's: a name that --scorer
-    # defines. The scorer must not need references. Empty: off.
+    # Rank the hypotheses of beam search by the scores of this scorer (a name that --scorer defines) instead
+    # of the model's scores. The scorer must not need references. Empty: off.
     rerank: str = ""
     # Rank hypotheses by the model's score plus this weight times the score of rerank; evaluate --tune_rerank
     # finds a good weight. Without a weight, only the score of rerank counts.
@@ -656,8 +656,8 @@ class SearchConfig(MbrConfig, LengthConfig):
     top_p: Annotated[float, above(0, at_most=1)] = 1.0
     # Sampling: keep only tokens with at least this fraction of the highest token probability. 0: all.
     min_p: Annotated[float, between(0, 1)] = 0.0
-    # Sampling: random seed. A sample depends on this seed, the line and the line number, but not on the
-    # batch.
+    # Sampling: random seed. A sample depends on this seed and on the text and number of its line, but not on
+    # the batch.
     seed: Annotated[int, between(0, 2**32 - 1)] = 1
     # ---- content and length of translations ----
 
