@@ -581,14 +581,14 @@ class MbrConfig:
     # Choose the translation by minimum Bayes risk (MBR) with this utility: chrf, chrf++, ter, bleu, or a name
     # that --scorer defines. The candidates are the hypotheses of beam search, or mbr_samples samples. MBR
     # chooses the candidate with the best mean score against all candidates as references (at most 16
-    # references for a name that --scorer defines). Empty: off.
+    # references for a name that --scorer defines).
     mbr: str = ""
     # Minimum Bayes risk with method=sample: number of samples per sentence, from which one is chosen.
     mbr_samples: Annotated[int, between(1, 4096)] = 32
     # ---- reranking ----
 
     # Rank the hypotheses of beam search by the scores of this scorer (a name that --scorer defines) instead
-    # of the model's scores. The scorer must not need references. Empty: off.
+    # of the model's scores. The scorer must not need references.
     rerank: str = ""
     # Rank hypotheses by the model's score plus this weight times the score of rerank; evaluate --tune_rerank
     # finds a good weight. Without a weight, only the score of rerank counts.
@@ -665,7 +665,6 @@ class SearchConfig(MbrConfig, LengthConfig):
     no_repeat_ngram: Annotated[int, at_least(0)] = 0
     # Subwords of the target vocabulary, or token ids, that translations never contain, such as the unknown
     # symbol, <unk>. Commas separate the values of the flag; to suppress the comma itself, give its token id.
-    # Empty: none.
     suppress: tuple[str, ...] = ()
     # ---- memory ----
 
