@@ -1,7 +1,7 @@
 """Chooses one translation of each source, from the hypotheses of a run or the candidates of any system.
 
-For each source, DIR/choices.jsonl has all translations with their scores and problems, and the number of the
-chosen one. Writing this file can be resumed; the pairs, the report and the HTML page are made from the file.
+For each source, DIR/choices.jsonl has all translations with scores and problems, and the number of the chosen
+one. A command with --resume continues this file; pairs, report and HTML page are made from it.
 """
 
 import array
@@ -34,7 +34,7 @@ _EXAMPLES, _SHOWN = 5, 200
 
 
 class Group(NamedTuple):
-    """Translations of one source, a problem or "" for each of them, and the reference or None."""
+    """Translations of a source, the problem of each translation ("": none), and the reference or None."""
 
     source: str
     texts: Sequence[str]

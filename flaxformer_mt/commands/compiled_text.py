@@ -1,7 +1,6 @@
-"""Reads the text of a compiled program: counts its collectives, GPU kernels and TPU cycles.
+"""Reads the scheduled HLO of `Compiled.as_text()`: counts collectives, GPU kernels and TPU cycles.
 
-The text is the scheduled HLO of `Compiled.as_text()`. On a GPU, each instruction of the entry computation and
-of its loops is a kernel.
+On a GPU, each instruction of the entry computation and of its loops is a kernel.
 """
 
 import math
@@ -72,11 +71,9 @@ def _find_operands(rest: str) -> list[str]:
 def _walk(
     bodies: dict[str, _Body], name: str, times: int, *, is_part: bool = False
 ) -> Iterator[tuple[str, _Instruction, int, bool]]:
-    """Yield the instructions that `times` runs of a computation execute, in order, with all branches of
-    conditionals.
+    """Yield the instructions that `times` runs of a computation execute, with all branches of conditionals.
 
-    Each item has the name of the instruction's computation, the instruction, the number of its runs, and
-    whether it is part of another instruction.
+    Items: name of the computation, instruction, number of runs, whether it is part of another instruction.
     """
     for one in bodies.get(name, {}).values():
         yield name, one, times, is_part

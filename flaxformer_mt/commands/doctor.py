@@ -71,7 +71,7 @@ EXTRAS = {
 
 
 def doctor(run: str | Path | None = None) -> dict[str, Any]:
-    """Check the installation and return a report; `problems` is empty if everything required works."""
+    """Check the installation and return a report, whose list `problems` is empty if all is well."""
     programs = {} if run is None else {"programs": _list_programs(run)}  # a wrong name is told at once
     packages, problems = _check_packages()
     devices: dict[str, Any] = {}
@@ -95,7 +95,6 @@ def doctor(run: str | Path | None = None) -> dict[str, Any]:
 
 
 def summarize_doctor(report: dict[str, Any]) -> str:
-    """Format the report as text: what works, then what is missing and how to install it."""
     devices, host, cache = report["devices"], report["host"], report["cache"]
     memory = f", {devices['memory_gib']} GiB each" if devices.get("memory_gib") else ""
     kinds = ", ".join(devices.get("kinds", ["none"]))

@@ -1,7 +1,7 @@
 """Parses the words and flags of a command line into the options of a command, or raises UserError.
 
-A flag is a field of the command's options (options.py) or of its config; the type of the field determines the
-allowed values. This module also replaces URLs of object stores by local copies.
+A flag is a field of the command's options (options.py) or of its config. Its value must have the field's
+type. This module also replaces URLs of object stores by local copies.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ def _read_stages(path: str) -> tuple[StageConfig, ...]:
 
 
 def expand_path(name: str, path: Path) -> Path:
-    """Expand ~ in the path of a flag, which shells do not do in --run=~/x; return a run's local copy."""
+    """Expand ~ in a flag's path, as shells do not in --run=~/x; for --run, return the run's local copy."""
     if name == "run":
         return open_copy(path)
     # Inputs, outputs and the URL of a parent are known when the command runs.
@@ -102,10 +102,7 @@ def parse_flags(
     words: Sequence[str] = (),
     examples: Mapping[str, str] = types.MappingProxyType({}),
 ) -> Any:
-    """Parse the flags of a command into its options; --config.* flags override the values of its config.
-
-    With --help or --help=TOPIC (TOPIC is a config section or all), print the help and raise SystemExit(0).
-    """
+    """Parse flags into a command's options; --help and --help=TOPIC print help and raise SystemExit(0)."""
     known = list_flag_types(kind)
     by_flag = _split_line(["--help" if token == "-h" else token for token in flags], known, words)
     topic = by_flag.pop("--help", None)
@@ -153,7 +150,7 @@ def _describe(kind: type) -> str:
 
 
 def _choose_config(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the config before the changes by --config.* flags, and the run directory."""
+    """Return the config without the changes by --config.* flags, and the run directory."""
     name, run, init = (texts.get(flag) for flag in ("--config", "--run", "--init"))
     if init and not run:
         raise UserError(f"--init={init} starts another run; give its directory as --run=DIR")
@@ -165,7 +162,7 @@ def _choose_config(texts: Mapping[str, str]) -> dict[str, Any]:
 def _make_options(
     kind: type, texts: Mapping[str, str], values: Mapping[str, Any], known: Mapping[str, Any]
 ) -> Any:
-    """Make options from `values` and the flags' `texts`; --config.* flags change the config in `values`."""
+    """Make options from `values` and flags; --config.* flags change the config in `values`."""
     fields, changes = dict(values), {}
     for flag, text in texts.items():
         name, _, field = flag.removeprefix("--").partition(".")
@@ -222,12 +219,11 @@ def take_log_level(flags: list[str]) -> tuple[list[str], str]:
 def _split_line(
     tokens: Sequence[str], known: Mapping[str, Any], words: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Return the values on the command line for each flag, as texts.
+    """Return the values of each flag on the command line, as texts.
 
     With words=("run", "input"), ["runs/a", "--json", "--seed", "3"] gives "runs/a" for --run, nothing for
-    --json and "3" for --seed. The value of a flag without = follows the flag; switches have no value, and
-    flags with several values take all texts that follow. If a flag is repeated, the last one counts, but the
-    values of options with several values are joined.
+    --json and "3" for --seed. Flags with several values take all texts that follow, also when repeated; if
+    another flag is repeated, the last value counts.
     """
     by_flag: dict[str, list[str]] = {}
     names, takes = list(words), 0.0

@@ -1,7 +1,6 @@
 """Formats `COMMAND --help`: the flags of a command in groups, with their comments and defaults.
 
-The text of a flag is the comment above its field in the options or in the config. A comment `# ---- NAME
-----` in a class of options begins a group of flags.
+The text of a flag is the comment above its field. A comment `# ---- NAME ----` begins a group of flags.
 """
 
 import dataclasses
@@ -30,8 +29,6 @@ _UNSET = re.compile(r"(?:^|(?<=[.;]) )(?:None|Empty): (?P<meaning>(?:(?!\. ).)+)
 
 
 class FlagHelp(NamedTuple):
-    """A flag in the help: its syntax, its explanation with the default value, and its group."""
-
     flag: str
     text: str
     group: str
@@ -75,7 +72,7 @@ def format_help(
 
 
 def list_flags(kind: type, *, default: Any = None) -> Iterator[FlagHelp]:
-    """Yield the flags of a command without its config: required flags, then its own flags, then others."""
+    """Yield the flags of a command, except config fields: required, then its class's own, then inherited."""
     comments, declared = read_comments(kind), list(kind.__dict__.get("__annotations__", {}))
 
     def place(field: dataclasses.Field[Any]) -> tuple[bool, int]:

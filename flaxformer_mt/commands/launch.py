@@ -24,9 +24,9 @@ _CORES_OF_A_HEAP = 4
 def keep_memory():  # type: ignore[no-untyped-def]
     """Let the GNU C library keep up to 2 GiB of freed memory in one heap that all threads share.
 
-    Each training step allocates the same arrays that the previous step freed. On two cores, the toy model
-    trains a third faster than if the pages are returned to the system and cleared at each step. If
-    GLIBC_TUNABLES is set in the environment, it applies instead.
+    Each training step allocates the arrays that the previous step freed. On two cores, the toy model trains a
+    third faster than if pages are returned to the system and cleared at each step. If the environment sets
+    GLIBC_TUNABLES, nothing is changed.
     """
     if sys.platform != "linux" or "GLIBC_TUNABLES" in os.environ or core_count() > _CORES_OF_A_HEAP:
         return
@@ -90,8 +90,7 @@ def launch(arguments=None):  # type: ignore[no-untyped-def]
 def _open_closed_streams():  # type: ignore[no-untyped-def]
     """Exit if standard output is closed (`>&-`); replace closed standard input or error by /dev/null.
 
-    Otherwise the next opened file would get the descriptor of the closed stream, and with it the stream's
-    output.
+    Otherwise the next opened file would get the descriptor of the closed stream, and so its output.
     """
     refused = sys.stdout is None
     for number, name in enumerate(("stdin", "stdout", "stderr")):

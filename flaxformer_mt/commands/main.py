@@ -272,9 +272,8 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 on success, 2 after a user error, 130 after Ctrl-C.
 
-    The status is 141 if the reader of standard output closed the pipe, and 128 + the signal number if a
-    signal interrupted training, which then saved a checkpoint. `--help` prints the help and raises
-    SystemExit(0).
+    141: the reader of standard output closed the pipe. 128 + N: signal N interrupted training, which saved a
+    checkpoint. `--help` raises SystemExit(0).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -402,7 +401,6 @@ def _run(arguments: list[str]) -> None:
 
 
 def _program(command: str = "") -> str:
-    """Return the command that started this program, for help and examples."""
     script = Path(sys.argv[0]).name
     if script == "train.py" and command in ("", "train"):
         return "python train.py"
@@ -412,7 +410,7 @@ def _program(command: str = "") -> str:
 
 
 def _run_in_processes(run: Callable[[Any], object], options: command_options.ProcessOptions) -> object:
-    """Run a command in one process, or as one process of a job, whose first process returns the result."""
+    """Run a command in this process, or as a process of a job, whose first process returns the result."""
     job = {name: getattr(options, name) for name in ("coordinator", "processes", "process")}
     if not options.distributed and all(value is None for value in job.values()):
         return run_locally(run, options)

@@ -1,8 +1,8 @@
 """The commands that make training data with a trained model: `backtranslate` and `distil`.
 
-First, both translate into DIR/translations.txt with the resumable command `translate`, or `distil` chooses
-among candidates (choose_candidates.py). Second, they filter the pairs and write them in one go. If a finished
-command is run again with --resume, it repeats only the quick second part.
+First, `translate` writes DIR/translations.txt, which can be resumed, or `distil` chooses among candidates.
+Second, the pairs are filtered and written in one go. With --resume, a finished command repeats only the
+second part.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ _LISTS = 256
 
 
 def backtranslate(options: BacktranslateOptions) -> dict[str, Any] | None:
-    """Run the command `backtranslate`; return the report, or None in all processes but the first."""
+    """Run `backtranslate`; return the report, or None in all processes but the first."""
     options = _check(options)
     if options.tag != "".join(options.tag.split()):
         raise UserError(f"--tag is {options.tag!r}; a tag is one symbol without spaces, such as <BT>")
@@ -56,7 +56,7 @@ def backtranslate(options: BacktranslateOptions) -> dict[str, Any] | None:
 
 
 def distil(options: DistilOptions) -> dict[str, Any] | None:
-    """Run the command `distil`; return the report, or None in all processes but the first."""
+    """Run `distil`; return the report, or None in all processes but the first."""
     if options.candidates is not None:
         _check_candidates(options)
     elif missing := [f"--{name}" for name in ("run", "input") if getattr(options, name) is None]:
@@ -157,7 +157,6 @@ def _check_targets(options: DistilOptions) -> DistilOptions:
 
 
 def _translate_options(options: CorpusOptions, **more: Any) -> TranslateOptions:
-    """Return the options with which `translate` translates --input into DIR/translations.txt."""
     return TranslateOptions(
         **take_values(options, FileTranslationOptions),
         input=options.input,
@@ -215,7 +214,6 @@ def read_n_best(lines: Iterable[str]) -> Iterator[list[str]]:
 def _choose_targets(
     options: DistilOptions, n_best: Iterable[list[str]], direction: Direction
 ) -> Iterator[str]:
-    """Yield the translation in each n-best list that --targets chooses."""
     from flaxformer_mt.commands.choose_candidates import Group, choose
 
     references: Iterator[str | None] = itertools.repeat(None)

@@ -1,7 +1,6 @@
 """Chooses sizes of vocabulary, model, batches and training for a corpus and a machine, with reasons.
 
-Pure functions. The rules follow the recipes in configs/ and their measured results (docs/results.md): small
-models with much dropout for little text, Transformer-base from half a million pairs on.
+The rules follow the recipes in configs/ and their measured results (docs/results.md).
 """
 
 from collections.abc import Callable
@@ -45,7 +44,7 @@ class Machine(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """Number of training pairs, tokens of all longer sides, and 99.9th percentiles of lengths in tokens."""
+    """Number of pairs, sum of their longer sides in tokens, and 99.9th percentiles of lengths in tokens."""
 
     pairs: int
     tokens: int
@@ -168,7 +167,7 @@ def choose_training(
 
 
 def choose_learning_rate(width: int) -> tuple[float, int]:
-    """Return the learning rate and the number of warm-up steps for a model width."""
+    """Return the learning rate and the number of warm-up steps."""
     return next((rate, warmup) for limit, rate, warmup in _RATES if width <= limit)
 
 

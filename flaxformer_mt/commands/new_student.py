@@ -70,10 +70,7 @@ def list_commands(run: Path, goal: str, data: DataConfig) -> list[list[str]]:
 
 
 def write_text(data: DataConfig, run: Path) -> None:
-    """Write the teacher's training pairs for `distil`, and the held-out pairs for the student.
-
-    The teacher does not translate held-out pairs or pairs that cleaning leaves out.
-    """
+    """Write the cleaned training pairs, which `distil` reads, and the held-out pairs of the student."""
     from flaxformer_mt.corpus.reader import Split, read_pairs
 
     folder = Path(f"{run}_distilled")

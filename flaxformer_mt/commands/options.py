@@ -32,12 +32,9 @@ WITH_COMMAS = "with commas"
 
 
 def make_flags(section: type, *names: str) -> Any:
-    """Return a dataclass of options that are None unless their flags are given; None means the value in the
-    run's config.
+    """Return a dataclass with a section's fields (all if `names` is empty), which are None without a flag.
 
-    For `SearchConfig` and "beam_size", the class has one field, `beam_size: int | None = None`, with the
-    field's comment in `SearchConfig`. The method `search_flags()` returns the values of the flags that were
-    given.
+    None means the value in the run's config. `search_flags()` returns the values of the given flags.
     """
     declared = section.__dict__["__annotations__"]  # before those of its base classes
     fields = [
@@ -69,8 +66,6 @@ class GeneralOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageOptions:
-    """Options that select the languages of a multilingual model."""
-
     # ---- languages ----
 
     # Language to translate into, for a multilingual model. None: the model's target language, or the language
@@ -82,22 +77,19 @@ class LanguageOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ScorerOptions:
-    """Options that define scorers."""
-
     # ---- scorers ----
 
     # Defines a scorer as NAME=SCORER, as in --scorer="comet=python comet.py". SCORER is the command line of a
-    # program that reads JSON lines and writes numbers, MODULE:FUNCTION in Python, run:RUN (log-probabilities)
-    # or run:RUN,run:RUN (dual cross-entropy). spbleu:MODEL and metrics such as chrf++ have no NAME=.
+    # program that reads JSON lines and writes numbers, a Python function MODULE:FUNCTION, run:RUN
+    # (log-probabilities) or run:RUN,run:RUN (dual cross-entropy). spbleu:MODEL and metrics such as chrf++ are
+    # given without NAME=. Empty: none.
     scorer: Annotated[tuple[str, ...], WITH_COMMAS] = ()
-    # Seconds to wait for an answer of a scorer's program.
+    # Seconds to wait for an answer from a scorer's program.
     scorer_timeout: Annotated[float, above(0)] = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingOptions:
-    """How lines that are not valid UTF-8 are handled."""
-
     # ---- lines and interruptions ----
 
     # Lines that are not valid UTF-8: refuse (error), or replace invalid bytes by U+FFFD.
@@ -106,8 +98,6 @@ class EncodingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentOptions:
-    """Options that group input lines into documents."""
-
     # ---- input and output ----
 
     # Give the model the preceding lines of the document as context of each line; needs a model with
@@ -120,16 +110,12 @@ class DocumentOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class JsonOptions:
-    """How a command prints its result."""
-
-    # Print JSON on a terminal, too. In files and pipes, the output is always JSON.
+    # Print JSON on a terminal, too; files and pipes always get JSON.
     json: bool = False
 
 
 @dataclass(frozen=True)
 class ExperimentOptions:
-    """Options of all commands that start from a config."""
-
     # Run directory, or its URL (gs://, s3://), for config, checkpoints and results. Without --config, the
     # config of an existing run is used; without --run, the run of --config=FOLDER/NAME.py is runs/NAME.
     run: Path
@@ -147,7 +133,7 @@ class ProcessOptions:
     coordinator: str | None = None
     # Number of processes of a job. None: one process, or set by --distributed.
     processes: int | None = None
-    # Index of this process in a job of several, from 0. None: one process, or set by --distributed.
+    # Index of this process in the job, counted from 0. None: one process, or set by --distributed.
     process: int | None = None
     # Take --coordinator, --processes and --process from Slurm, GKE, a TPU pod or Open MPI.
     distributed: bool = False
@@ -155,8 +141,6 @@ class ProcessOptions:
 
 @dataclass(frozen=True)
 class WorkerOptions(ProcessOptions):
-    """Options of commands that can distribute blocks of lines to workers."""
-
     # ---- workers ----
 
     # Number of workers, each of which translates blocks of --window lines with its own copy of the model, on
@@ -174,7 +158,7 @@ class WorkerOptions(ProcessOptions):
 class TrainOptions(ProcessOptions, ScorerOptions, ExperimentOptions):
     """Trains the model that a config describes, or resumes a run from its last checkpoint."""
 
-    # Number of steps to profile, with a trace in RUN/profile for TensorBoard or Perfetto. None: no trace.
+    # Number of steps to trace in RUN/profile, for TensorBoard or Perfetto. None: no trace.
     profile: Annotated[int | None, at_least(1)] = None
     # Start from the parameters of a trained model, RUN or RUN@CHECKPOINT; architecture and vocabulary come
     # from that run, and without --config all other settings too. None: random parameters.
@@ -228,8 +212,6 @@ class ShowOptions(ExperimentOptions, JsonOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class GlossaryOptions:
-    """Option that names a glossary of required term translations."""
-
     # ---- requirements on translations ----
 
     # File of terms, one per line: source term, tab, target term. Translations contain the target terms as
@@ -253,8 +235,6 @@ _GenerateFlags: Any = make_flags(
 
 @dataclass(frozen=True)
 class SearchOptions(CheckpointOptions, _SearchFlags):
-    """Options of commands that decode translations with a model."""
-
     # Run directory of a trained model, or its URL (gs://, s3://).
     run: Path
 
@@ -292,7 +272,8 @@ class EvaluateOptions(
     lowercase: bool | None = None
     # sacreBLEU's tokenizer for BLEU. auto: chosen by the target language. None: as in the run's config.
     bleu_tokenize: Literal["auto", "13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] | None = None
-    # Bootstrap samples for 95% confidence intervals and paired bootstrap tests. 0: no intervals. None: 1000.
+    # Number of bootstrap samples for 95% confidence intervals and paired bootstrap tests. 0: no intervals.
+    # None: 1000.
     bootstrap: int | None = None
     # Systems to compare the run with in paired significance tests, separated by commas: RUN, RUN@CHECKPOINT,
     # or a file of translations of the same sentences. Empty: no comparison.
@@ -303,14 +284,12 @@ class EvaluateOptions(
     # Number of random trials of the test with --paired=approximate. None: 10000.
     trials: int | None = None
     # Instead of evaluating, find the --rerank_weight that gives the best score by this metric, such as bleu
-    # or chrf. Needs --rerank; use --split=valid. None: evaluate.
+    # or chrf. Needs --rerank; use --split=valid. None: no tuning.
     tune_rerank: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackendOptions:
-    """Option that selects the system that translates."""
-
     # ---- model ----
 
     # System that runs the model. jax: this package. ctranslate2: CTranslate2 (needs the extra ctranslate2),
@@ -352,8 +331,8 @@ class TranslateOptions(
     # File for the translations, named FILE.partial until it is complete. `-`: standard output.
     output: str = "-"
     # Second run (or RUN@CHECKPOINT), which translates the output of --run: --run=DE_EN --then=EN_FR
-    # translates from German to French. Search options are for both runs; --checkpoint, --ensemble and
-    # --shortlist are for --run. None: no second run.
+    # translates from German to French. Search options apply to both runs; --checkpoint, --ensemble and
+    # --shortlist apply to --run. None: no second run.
     then: str | None = None
     # ---- requirements on translations ----
 
@@ -368,7 +347,7 @@ class TranslateOptions(
     # Write the n best translations of each line as `i ||| text ||| score`, where i counts lines from 0. None:
     # only the best, as text alone.
     n_best: int | None = None
-    # With --n_best: leave out translations whose text equals a better translation; fewer than n may remain.
+    # With --n_best: leave out translations that have the same text as a better one; fewer than n may remain.
     unique: bool = False
     # Write `score<TAB>text`; the score is the log-probability divided by the length penalty.
     scores: bool = False
@@ -413,8 +392,8 @@ class ScoreOptions(
     run: Path
     # File of the translations to score, one per line (for a language model, the text). `-`: standard input.
     target: str
-    # File of the source sentences, one line for each line of --target. `-`: standard input. None: no sources,
-    # for a language model.
+    # File of the source sentences, one line for each line of --target. `-`: standard input. None: no sources
+    # (only for language models).
     source: str | None = None
     # File for the scores, named FILE.partial until it is complete. `-`: standard output.
     output: str = "-"
@@ -441,7 +420,7 @@ class GenerateOptions(CheckpointOptions, _GenerateFlags):
     run: Path
     # Beginning of every text. Empty: no prompt.
     prompt: str = ""
-    # Number of texts, which are samples, or the best results of a beam search.
+    # Number of texts: samples, or the best results of beam search.
     n_best: int = 1
     # Maximum number of tokens per text, including prompt and end symbol. None: data.max_target_length of the
     # run's config.
@@ -466,7 +445,8 @@ class PlotOptions(CheckpointOptions):
 
     # Run directory to plot.
     run: Path
-    # Source sentence to translate, with plots of the attention weights. Empty: no attention plots.
+    # Source sentence to translate; the attention weights of its translation are plotted, too. Empty: no
+    # attention plots.
     source: str = ""
     # Folder for the PNG files. None: RUN/plots.
     output: Path | None = None
@@ -476,22 +456,20 @@ class PlotOptions(CheckpointOptions):
 class DoctorOptions:
     """Reports versions, devices and missing packages, with the commands that install them."""
 
-    # Run directory of a translation model; the report then also lists the functions that translate and serve
-    # compile for this model.
+    # Run directory of a translation model; the report then also lists the functions that `translate` and
+    # `serve` compile for this model.
     run: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions(PairRules, FileTranslationOptions):
-    """Options of commands that make training data."""
-
     # ---- input and output ----
 
     # UTF-8 text file, one sentence per line.
     input: str
-    # Folder for train.tsv, the file of the pairs, which data.dataset=parallel_text@DIR reads.
+    # Folder DIR for train.tsv, the file of pairs that data.dataset=parallel_text@DIR reads.
     output: Path
-    # Weight of each pair in the loss of training, written as a third column. None: no such column.
+    # Weight of each pair in the training loss, written as a third column. None: no third column.
     weight: Annotated[float | None, between(SMALLEST_WEIGHT, LARGEST_WEIGHT)] = None
     # Old name of --pair_length_ratio.
     max_length_ratio: Annotated[float | None, at_least(1)] = None
@@ -519,7 +497,7 @@ class BacktranslateOptions(BackendOptions, CorpusOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DistilOptions(CorpusOptions, LanguageOptions):
-    """Makes training pairs for a student: sources with translations by the teacher --run or any system."""
+    """Makes training pairs for a student: sources with translations by a teacher or any other system."""
 
     # Run directory of the teacher, or its URL (gs://, s3://). None: give --candidates.
     run: Path | None = None  # type: ignore[assignment]
@@ -527,15 +505,16 @@ class DistilOptions(CorpusOptions, LanguageOptions):
     input: str | None = None  # type: ignore[assignment]
     # ---- distillation ----
 
-    # File of sources with translations by any system, such as a large language model: a source and its
-    # translations per line, separated by tabs; or in FILE.jsonl objects {"source": TEXT, "translations":
-    # [TEXT, ...]}. Texts that are not translations are left out. None: --run translates --input.
+    # File of sources with translations by any system, such as a large language model. Each line has a source
+    # and its translations, separated by tabs; in FILE.jsonl, each line is {"source": TEXT, "translations":
+    # [TEXT, ...]}. Texts that are not translations are left out. None: translations of --input by --run.
     candidates: str | None = None
     # File of the reference translations, one line for each source, for --targets=nbest. None: no references.
     reference: str | None = None
-    # Which translation of each source becomes the target. best: the best (first) one. The others choose among
-    # --n_best or --candidates. nbest: the closest to the reference (Kim and Rush 2016); mbr: the one with
-    # minimum Bayes risk; scorer: the one with the highest score by --metric, which --scorer defines.
+    # Which translation of each source becomes the target. best: the best (first) one. The other values choose
+    # among the --n_best translations or the --candidates. nbest: the closest to the reference (Kim and Rush
+    # 2016); mbr: the one with minimum Bayes risk; scorer: the one with the highest score by --metric, which
+    # --scorer defines.
     targets: Literal["best", "nbest", "mbr", "scorer"] = "best"
     # With --run: number of translations per source to choose from. None: all hypotheses of the search.
     n_best: int | None = None
@@ -561,13 +540,13 @@ class ExportOptions(CheckpointOptions):
     # sentences) or int8_dynamic (without such scales). none: float32.
     quantization: str = "none"
     # Maximum accepted absolute difference from the original model's logits or log-probabilities. If the
-    # largest of these values exceeds 1, the tolerance is multiplied by the largest value.
+    # largest absolute value of these exceeds 1, the tolerance is multiplied by that value.
     tolerance: float = 1e-4
     # With --format=ctranslate2 or bergamot: the run's shortlist, written by prepare --shortlist=FILE. The
     # shortlist is exported as vmap.txt or lex.DEEN.s2t.bin.
     shortlist: Path | None = None
-    # Name of a model on Hugging Face's Hub to which the files are uploaded, with a model card, as in
-    # hf:OWNER/NAME. None: nothing is uploaded.
+    # Model on the Hugging Face Hub to which the files are uploaded, with a model card, as in hf:OWNER/NAME.
+    # None: no upload.
     push: str | None = None
 
 
@@ -589,18 +568,18 @@ class ImportOptions:
     # than two are for multilingual models (--format=hf). None: the languages in the model's files, or de,en.
     languages: tuple[str, ...] | None = None
     # With --format=hf: text files in the languages to use. Subwords that do not occur in these files are
-    # removed from vocabulary and embeddings. With --new_language: text files in the new language; to remove
-    # subwords, also text files in all other languages to use, named like text.de. None: all subwords are
-    # kept.
+    # removed from vocabulary and embeddings. With --new_language: text files in the new language. To remove
+    # subwords then, also give text files in all other languages to use, with names that end in the language,
+    # as in text.de. None: all subwords are kept.
     vocab_text: tuple[str, ...] | None = None
     # With --vocab_text: languages of --languages that the model lacks, each with a related language whose tag
     # embedding is copied, as in tyv_Cyrl:kaz_Cyrl. For T5 models without tags, the language alone: tyv. None:
     # no new languages.
     new_language: tuple[str, ...] | None = None
-    # Number of subwords to learn for new languages. None: all frequent ones in words that have fewer than 4
-    # characters per subword.
+    # Number of subwords to learn for new languages. None: all frequent ones in words that the vocabulary
+    # splits into subwords of fewer than 4 characters on average.
     new_pieces: int | None = None
-    # Config file, or name of a recipe, that describes the model. None: the model's files describe it.
+    # Config file, or name of a recipe, that describes the model. None: the model's own files.
     config: str | None = None
     # Folder of the vocabularies: SentencePiece models (joint.model, or source.model and target.model), or
     # lists of words, one per line in the order of ids (joint.txt, or source.txt and target.txt). Or the path
@@ -625,7 +604,7 @@ class ServeOptions(ScorerOptions, CheckpointOptions, SearchModelOptions, Shortli
     # Address to listen on. 127.0.0.1: only this machine; 0.0.0.0: all networks of this machine. None: the
     # value of the environment variable FLAXFORMER_MT_HOST, or 127.0.0.1.
     host: str | None = None
-    # File of API keys, one per line. Each request for a translation then needs a key. None: no key is needed.
+    # File of API keys, one per line. Each request for a translation then needs a key. None: no keys.
     api_key_file: Path | None = None
     # Origins whose pages may send requests to this server from a browser (CORS), such as https://example.org,
     # separated by commas. *: any. Empty: only the server's own page.
@@ -682,7 +661,7 @@ class NewOptions:
     target_language: str | None = None
     # Folder of prepared data. None: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
     cache_dir: Path | None = None
-    # Leave out pairs that are not UTF-8, and surplus lines of the longer file. Without this flag, they are
+    # Leave out pairs that are not UTF-8, and surplus lines of the longer file. Without this flag, both are
     # errors.
     drop_invalid: bool = False
     # Replace an existing config RUN.py.

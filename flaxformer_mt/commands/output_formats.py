@@ -20,10 +20,9 @@ _ESCAPED = "&#124;" * 3
 class TranslationFormat:
     """Selects the output of a translation.
 
-    The columns of a line are separated by tabs: score, log-probability and token log-probabilities,
-    alignment, text; the text is always written. n_best: one line `i ||| text ||| score` per hypothesis, with
-    the alignment as a fourth field if `alignments` is set, and every ||| of a text written as
-    &#124;&#124;&#124;. unique: leave out hypotheses whose text equals an earlier hypothesis. json: one object
+    Columns, separated by tabs: score, log-probability and token log-probabilities, alignment, text (always).
+    n_best: one line `i ||| text ||| score` per hypothesis, with the alignment as a fourth field; ||| in a
+    text becomes &#124;&#124;&#124;. unique: no hypothesis whose text equals an earlier one. json: one object
     with all fields. The score of a blank line is nan, in JSON null.
     """
 
@@ -77,13 +76,9 @@ def _describe(hypothesis: Translation, pieces: Pieces) -> dict[str, Any]:
 def format_score(
     score: Translation, number: int, source: str | None, pieces: Pieces, *, tokens: bool, as_json: bool
 ) -> str:
-    """Return the output line for the score of an existing translation, whose text is the target.
+    """Return the output line for the score of the existing translation `number`, counted from 0.
 
-    Args:
-      number: index of the pair, counted from 0.
-      source: None for a language model.
-      tokens: add columns with the log-probability and the log-probability of each token.
-      as_json: write an object with all fields instead of columns.
+    `source` is None for a language model. `tokens` adds the log-probability and token log-probabilities.
     """
     if not as_json:
         columns = _format_log_probs(score.log_prob, score.token_log_probs or ()) if tokens else []

@@ -14,7 +14,6 @@ from flaxformer_mt.text_io.lines import STANDARD, check_output, count_lines, ope
 
 
 def score_file(options: ScoreOptions) -> None:
-    """Run the command `score`."""
     from flaxformer_mt.commands.output_formats import format_score
     from flaxformer_mt.text_io.throughput import Throughput
     from flaxformer_mt.translation.scorer import Scorer

@@ -1,7 +1,4 @@
-"""`show`: reports parameters, FLOPs and memory of a step, and batch shapes of an experiment before it runs.
-
-The training functions are traced with abstract arrays, so that no array is computed or allocated.
-"""
+"""`show`: reports the size, cost and batch shapes of an experiment by tracing it with abstract arrays."""
 
 from collections import Counter
 from pathlib import Path
@@ -28,11 +25,11 @@ from flaxformer_mt.training.trained_parameters import select_trained
 def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None = None) -> dict[str, Any]:
     """Describe the size and the cost of an experiment as JSON values.
 
-    A step consists of `optim.accumulation` batches of the longest shape, without padding. `at_peak` is the
-    time of a step at the peak rate of `device_kind` (None: the kind of this machine's devices), or None if
-    the peak rate is unknown. If `run_dir` has been prepared for this config, vocabulary sizes and batches
-    come from its data. Otherwise, vocabularies are assumed to have `vocab.size` entries, and `batches` and
-    `stages` are None. Language models have a source vocabulary of size 0 and a source length of 0.
+    A step has `optim.accumulation` batches of the longest shape, without padding. `at_peak` is the time of a
+    step at the peak rate of `device_kind` (None: this machine's devices), or None if this rate is unknown.
+    Vocabulary sizes and batches come from the data if `run_dir` has been prepared for this config. Otherwise,
+    vocabularies are assumed to have `vocab.size` entries, and `batches` and `stages` are None. For language
+    models, source vocabulary size and source length are 0.
     """
     sizes = batches = stages = None
     if run_dir is not None and _is_prepared(run_dir, config):

@@ -32,11 +32,10 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 class Compiled(NamedTuple):
-    """A compiled program (XLA executable).
+    """A compiled program (XLA executable), which a step runs `times` times.
 
-    needed: bytes of device memory that the program needs, including arguments, results, and arrays that the
-    step keeps for other programs. text: the program; empty if the compiler rejected it for lack of memory.
-    times: number of its runs per step.
+    needed: bytes of device memory, including arguments, results, and arrays that the step keeps for other
+    programs. text: the program; empty if the compiler rejected it for lack of memory.
     """
 
     needed: int
@@ -55,8 +54,7 @@ def show_for_target(config: Config, run_dir: Path | None, target: Target) -> dic
 def describe_update(config: Config, target: Target, *, sizes: tuple[int, int]) -> dict[str, Any]:
     """Compile a training step for the longest batch, and describe it as JSON values.
 
-    `sizes` are the sizes of the source and the target vocabulary. `estimate` is None if the compiler rejects
-    a program for lack of memory.
+    `sizes`: source and target vocabulary. `estimate` is None if a program exceeds the device memory.
     """
     parallel = make_parallel(config, devices=find_devices(target))
     rows, source, length = longest_batch(config).shape
@@ -177,10 +175,7 @@ def _without_messages_of_xla() -> Iterator[None]:
 
 
 def find_needed_memory(message: str) -> int | None:
-    """Return the bytes that a program needs, from a compiler's error about lack of memory.
-
-    Returns None for other errors. `Used 20.49G of 15.75G hbm` gives 20.49 GiB.
-    """
+    """Return the bytes named in a compiler's out-of-memory error (`Used 20.49G of ...`), or None."""
     if "RESOURCE_EXHAUSTED" not in message:
         return None
     for pattern in (
@@ -212,10 +207,7 @@ def _name_failure(target: Target) -> Iterator[None]:
 def estimate_update(
     config: Config, target: Target, programs: Sequence[Compiled], *, devices: int, target_size: int
 ) -> dict[str, Any]:
-    """Describe the cost of the programs of a training step.
-
-    `computing_milliseconds` is the time of the model's operations at the peak rate of the devices.
-    """
+    """Describe the cost of a step's programs; `computing_milliseconds` assumes the devices' peak rate."""
     rows, source, length = longest_batch(config).shape
     flops = training_flops(config.model, padded_work(rows, source, length), target_size=target_size)
     flops *= config.optim.accumulation
@@ -232,7 +224,6 @@ def estimate_update(
 
 
 def summarize_target(target: Mapping[str, Any]) -> str:
-    """Format the part `target` of the result as text."""
     batch, attention, estimate = target["batch"], target["attention"], target["estimate"]
     fits = "fits into" if target["fits"] else "does NOT fit into"
     parts: Parts = [

@@ -15,11 +15,10 @@ from flaxformer_mt.errors import UserError, first_line, install_command
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A kind of accelerator.
+    """A kind of accelerator; `device_kind` is JAX's name, by which `flops.peak_flops` knows it.
 
-    device_kind: JAX's name of the device, which `flops.peak_flops` knows. memory: bytes of device memory that
-    programs can use. bandwidth: bytes per second between device and memory. slices: shapes of TPU slices that
-    Google Cloud offers.
+    memory: bytes that programs can use. bandwidth: bytes per second between device and memory. slices: shapes
+    of TPU slices that Google Cloud offers.
     """
 
     platform: Literal["tpu", "cuda"]
@@ -47,10 +46,7 @@ ACCELERATORS = {
 
 @dataclass(frozen=True)
 class Target:
-    """Devices to compile for: `groups` equal TPU slices or GPU hosts.
-
-    shape: the shape of a TPU slice, such as "2x2", or the number of GPUs per host.
-    """
+    """Devices to compile for: `groups` TPU slices of `shape`, such as "2x2", or hosts with `shape` GPUs."""
 
     kind: str
     shape: str
@@ -71,10 +67,7 @@ class Target:
 
 
 def parse_target(name: str) -> Target:
-    """Parse the name of a target: KIND, KIND:SHAPE or KIND:SHAPE:SLICES (for GPUs: KIND:GPUS:HOSTS).
-
-    KIND alone means one chip.
-    """
+    """Parse KIND (one chip), KIND:SHAPE or KIND:SHAPE:SLICES; for GPUs, KIND:GPUS or KIND:GPUS:HOSTS."""
     kind, *rest = name.strip().lower().split(":")
     if kind not in ACCELERATORS:
         near = difflib.get_close_matches(kind, ACCELERATORS, n=1, cutoff=0.4)

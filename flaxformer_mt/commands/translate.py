@@ -1,7 +1,4 @@
-"""The command `translate`: sends blocks of lines to an engine or to workers, and writes the translations.
-
-Also defines the options that must not change when an output file is resumed, and reads search flags.
-"""
+"""The command `translate`: sends blocks of lines to an engine or to workers, and writes the translations."""
 
 import contextlib
 import dataclasses
@@ -84,10 +81,7 @@ def describe_output(
     inputs: Iterable[str],
     fields: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the options that must not change when an output file is resumed, as JSON values.
-
-    `fields` are the fields that all requests share.
-    """
+    """Return, as JSON values, what must not change if output is resumed; all requests share `fields`."""
     from flaxformer_mt.atomic_folder import digest
 
     glossary = fields.get("glossary")
@@ -117,17 +111,15 @@ def _digest(file: str | None) -> str:
 
 
 class PlainOutput:
-    """An output with the methods of `ResumableOutput` that cannot be resumed; starts after `done` lines."""
+    """An output that cannot be resumed, with methods of `ResumableOutput`; starts after `done` lines."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write, self.done = write, 0
 
     def read(self, name: str, lines: Iterable[str]) -> Iterator[str]:
-        """Return the lines after the first `done` lines."""
         return itertools.islice(lines, self.done, None)
 
     def write(self, lines: Iterable[str]) -> None:
-        """Write the lines in order."""
         for line in lines:
             self._write(line)
 
@@ -165,7 +157,7 @@ def open_one_output(
 class TranslatedBlock(NamedTuple):
     """The output lines for each line of a block, and their total number of target tokens.
 
-    `counts` are the numbers of segments that processing steps have changed, by the message to users.
+    `counts`: numbers of segments that processing steps have changed, by the message to users.
     """
 
     outputs: list[list[str]]
@@ -199,7 +191,7 @@ def translate_blocks(
 
 
 def _start_worker(make_engine: "Callable[[], Engine | PivotEngines]", form: "TranslationFormat") -> Any:
-    """Return a worker's function, which describes the engine and, unless given None, translates a block."""
+    """Return a worker's function: it describes the engine, and translates a block unless given None."""
     engine = make_engine()
 
     def work(block: "list[Request] | None") -> tuple[dict[str, Any], TranslatedBlock | None]:
@@ -273,7 +265,6 @@ def _make_jax_engine(
 
 
 def _translate_with_ctranslate2(options: TranslateOptions, *, keep_record: bool) -> None:
-    """Translate --input with the model in the CTranslate2 folder --run."""
     from flaxformer_mt.convert.formats import ImportOverrides, find_config
 
     with importing("ctranslate2", what="--backend=ctranslate2"):
@@ -347,7 +338,7 @@ WINDOW = 2048
 
 
 def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> None:
-    """Run the command `translate`; `keep_record`: see `ResumableOutput`."""
+    """Run `translate`; `keep_record`: see `ResumableOutput`."""
     from flaxformer_mt.parallel import use_cpu_cores_as_devices
 
     if options.backend == "ctranslate2":
@@ -395,8 +386,7 @@ def write_translations(
 ) -> None:
     """Translate --input in blocks of lines, and write the output of the blocks in order.
 
-    `data` has the number of context lines (None: no context); `fields` are the fields that all requests
-    share; `keep_record`: see `ResumableOutput`.
+    `data` has the number of context lines (None: no context); all requests share `fields`.
     """
     from flaxformer_mt.text_io.throughput import Throughput
 

@@ -18,16 +18,12 @@ def take_values(options: Any, part: type) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
-    """Option that selects the checkpoint of the run."""
-
     # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
     checkpoint: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnsembleOptions:
-    """Option that adds models to an ensemble."""
-
     # ---- ensemble ----
 
     # Further models of an ensemble: RUN or RUN@CHECKPOINT, separated by commas. Empty: none.
@@ -36,8 +32,6 @@ class EnsembleOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LongLinesOptions:
-    """How lines longer than the model's maximum length are handled."""
-
     # ---- lines and interruptions ----
 
     # Sentences of more than data.max_source_length tokens. split: translate them in parts and join the
@@ -47,8 +41,6 @@ class LongLinesOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LetterCaseOptions:
-    """How text in letter cases that models translate badly is handled."""
-
     # ---- letter case ----
 
     # Sentences in capitals, in title case or of a single word. always: translate them in sentence case, then
@@ -59,8 +51,6 @@ class LetterCaseOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DtypeOptions:
-    """Option that sets the data type in which the model computes."""
-
     # ---- model ----
 
     # Data type of activations and matrix products. None: as in training, but float32 on a CPU without
@@ -70,8 +60,6 @@ class DtypeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchModelOptions(DtypeOptions):
-    """How the model computes translations."""
-
     # ---- model ----
 
     # int8: store and multiply matrices as 8-bit integers, which can be faster on CPUs. None: no quantization.
@@ -84,8 +72,6 @@ class SearchModelOptions(DtypeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class NonfiniteOptions:
-    """Whether a checkpoint with NaN or infinite parameters may be used."""
-
     # ---- model ----
 
     # Use a checkpoint even if some of its parameters are NaN or infinite.
@@ -94,8 +80,6 @@ class NonfiniteOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ShortlistOptions:
-    """Option that limits translations to the subwords of a shortlist."""
-
     # ---- model ----
 
     # Shortlist: a file with the target subwords that may translate each source subword, written by prepare

@@ -31,7 +31,7 @@ SOURCE_NOISE = ("lower_case", "typos", "inline")
 
 @dataclass(frozen=True)
 class NoiseConfig:
-    """Noise in training text, drawn again in each epoch; a field is the share of lines that it changes."""
+    """Noise in training text, drawn anew in each epoch. Each field is a share, from 0 to 1."""
 
     # Share of pairs whose source and target are converted to upper case.
     upper_case: Annotated[float, between(0, 1)] = 0.0
@@ -41,15 +41,14 @@ class NoiseConfig:
     lower_case: Annotated[float, between(0, 1)] = 0.0
     # Share of pairs that lose their final punctuation marks, if both sides end in the same kind of mark.
     end_punctuation: Annotated[float, between(0, 1)] = 0.0
-    # Share of sources that may get typos. Each of nine kinds of typo occurs at most once, with probability
-    # 0.1.
+    # Share of sources that may get typos: each of nine kinds occurs at most once, with probability 0.1.
     typos: Annotated[float, between(0, 1)] = 0.0
-    # Share of pairs that are replaced by words of random letters, the same in source and target, so that the
-    # model learns to copy.
+    # Share of pairs that are replaced by words of random letters, the same in source and target. This text
+    # teaches the model to copy.
     random_text: Annotated[float, between(0, 1)] = 0.0
     # Share of source words after which random words are inserted. The same random words are inserted after
-    # the aligned target word, so that the model learns to copy. Only words that data.alignments aligns with a
-    # single target word of another spelling are counted.
+    # the aligned target word, so that the model learns to copy. Source words count only if data.alignments
+    # aligns them with a single target word that is spelled differently.
     inline: Annotated[float, between(0, 1)] = 0.0
 
     @property
@@ -92,23 +91,23 @@ class CleanConfig:
     # Training pairs whose source and target contain different digits (order and zeros ignored): off, refuse,
     # drop or keep.
     numbers: Literal["off", "refuse", "drop", "keep"] = "off"
-    # Training pairs in which less than half of the letters of one side are in source_script or target_script:
-    # off, refuse, drop or keep. Text without letters passes.
+    # Training pairs in which less than half of the source's letters are in source_script, or less than half
+    # of the target's letters in target_script: off, refuse, drop or keep. Text without letters passes.
     script: Literal["off", "refuse", "drop", "keep"] = "off"
-    # Script of sources for the rule script: the first word of its letters' Unicode names, such as LATIN,
-    # CYRILLIC or ARABIC. A plus sign joins several scripts, as in CJK+HIRAGANA+KATAKANA. Empty: any.
+    # Script of sources for the rule script: the first word of the Unicode names of its letters, such as
+    # LATIN, CYRILLIC or ARABIC. A plus sign joins several scripts, as in CJK+HIRAGANA+KATAKANA. Empty: any.
     source_script: str = ""
     # Script of targets for the rule script, named as in source_script. Empty: any.
     target_script: str = ""
-    # Training pairs whose source or target is in another language, according to language_model, with a
-    # probability of at least 0.5: off, refuse, drop or keep.
+    # Training pairs whose source or target is in another language with a probability of at least 0.5,
+    # according to language_model: off, refuse, drop or keep.
     language: Literal["off", "refuse", "drop", "keep"] = "off"
-    # fastText model for language identification, such as lid.176.bin (needs the extra languages). The rule
-    # language and the check for swapped source and target use it. Empty: none.
+    # fastText model for language identification, such as lid.176.bin (needs the extra languages), for the
+    # rule language and for the check for swapped source and target. Empty: none.
     language_model: str = ""
-    # Conditions on the scores of training pairs, checked after all other rules and separated by commas:
+    # Conditions on the scores of training pairs, separated by commas and checked after all other rules:
     # NAME>=SCORE (a threshold) or NAME best 80% (a share of the pairs). NAME is a scorer of sources and
-    # targets that --scorer defines.
+    # targets that --scorer defines. Empty: none.
     scores: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
@@ -139,10 +138,10 @@ class StageConfig:
     # Name of the stage in messages.
     name: str = ""
     # Data sets with their shares of the pairs, each as "NAME SHARE"; only the ratios of shares count. NAME is
-    # the set's name in data.dataset, or the last part of its folder or name.
+    # the name in data.dataset, or the last part of that name or of the set's folder.
     mix: tuple[str, ...] = ()
     # When the stage ends. "NAME N": after N passes through the set NAME in this stage. "steps N": after N
-    # steps. Empty or "NAME inf", which only the last stage may have: at train.steps.
+    # steps. Empty or "NAME inf": at train.steps; only for the last stage.
     until: str = ""
     # Noise in this stage. None: data.noise.
     noise: NoiseConfig | None = None
@@ -160,7 +159,7 @@ class DataConfig:
     # the Hugging Face Hub. Several sets, separated by commas, are mixed; each may name its direction, as in
     # parallel_text@DIR:de-fr, for a model of several languages.
     dataset: Annotated[str, USUAL] = "toy_de_en"
-    # For each set in dataset, how many times an epoch contains each of its pairs, as in 1,2.5. Empty:
+    # For each set in dataset, how many times an epoch contains each pair of the set, as in 1,2.5. Empty:
     # computed from temperature.
     weights: Annotated[tuple[float, ...], above(0, at_most=1_000_000)] = ()
     # Without weights, the share of a set in an epoch is proportional to its size to the power 1/temperature;
@@ -172,13 +171,12 @@ class DataConfig:
     # Noise in training text: case, typos, final marks and random words.
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     # Whether sources begin with a tag of the target language, such as >>fr<<. auto: only if there are several
-    # target languages. If tag_style is not opus, auto and always write the tags of that style, and never
-    # writes no tags.
+    # target languages. If tag_style is not opus, auto and always have the same effect: tags of that style.
     target_tags: Literal["auto", "always", "never"] = "auto"
     # Whether sources begin with a tag of the source language, such as <from:de>, after the tag of the target
     # language.
     source_tags: bool = False
-    # Format of language tags, which depends on the family of a pretrained model; import sets this field. opus
+    # Format of language tags, as the family of a pretrained model needs it; import sets this field. opus
     # (>>fr<<), madlad (<2fr>) and t5 (translate English to French:) put a tag before sources. m2m_100
     # (__fr__), nllb (fra_Latn) and mbart_50 (fr_XX) put the tag of the source language before sources and the
     # tag of the target language before targets.
@@ -187,9 +185,9 @@ class DataConfig:
     # train.en, or SPLIT.tsv with source and target columns, SPLIT.jsonl or SPLIT.parquet. Files may be
     # compressed (.gz, .zst), and the folder may be a URL (gs://, s3://).
     text_dir: Annotated[str, USUAL] = ""
-    # File of word alignments of the training pairs for guided alignment, with one line such as `0-0 1-2` per
-    # pair; a name without a folder, such as train.align, is looked up in text_dir. Several sets have one file
-    # each, separated by commas.
+    # File with the word alignments of the training pairs, for guided alignment: one line such as `0-0 1-2`
+    # per pair. A name without a folder, such as train.align, is looked up in text_dir. Several sets have one
+    # file each, separated by commas. Empty: none.
     alignments: tuple[str, ...] = ()
     # Maximum number of preceding lines of the same document that the model reads before each source, as far
     # as they fit into max_source_length. The subword <sep> follows each of these lines. Documents end at
@@ -198,10 +196,10 @@ class DataConfig:
     context: Annotated[int, between(0, 100)] = 0
     # Folder of prepared data. Empty: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
     cache_dir: Annotated[str, MayChange()] = ""
-    # Source language of sets that name no direction, spelled as in the set or the file extension. Empty: no
-    # source, to train a language model of target_language (needs model.architecture=decoder_only).
+    # Source language, unless dataset gives a direction; spelled as in the data set or the file extension.
+    # Empty: no source, to train a language model of target_language (needs model.architecture=decoder_only).
     source_language: Annotated[str, USUAL] = "de"
-    # Target language of sets that name no direction, spelled as in the set or the file extension.
+    # Target language, unless dataset gives a direction; spelled as in the data set or the file extension.
     target_language: Annotated[str, USUAL] = "en"
     # Name of the training split; for TFDS sets also a slice, such as train[:10%].
     train_split: str = "train"
@@ -254,10 +252,10 @@ class VocabConfig:
     # True: one vocabulary shared by both languages. False: one vocabulary for each.
     joint: bool = True
     # Existing SentencePiece .model file for the source language (with joint=True, for both languages). Empty:
-    # train one.
+    # a model trained on the training split.
     source_model: str = ""
-    # Existing SentencePiece .model file for the target language. Empty: with joint=True the file of
-    # source_model, otherwise train one.
+    # Existing SentencePiece .model file for the target language. Empty: as source_model with joint=True,
+    # otherwise a model trained on the training split.
     target_model: str = ""
     # Whether characters outside the vocabulary become UTF-8 bytes (256 subwords) instead of the unknown
     # symbol.
@@ -273,7 +271,7 @@ class VocabConfig:
     # lowers BLEU in many languages.
     target_normalization: Normalization = "identity"
     # Symbols that are always one subword, such as <BT> before back-translated sources; vocab.size includes
-    # them. Existing vocabulary models must contain them.
+    # them. Existing vocabulary models must contain them. Empty: none.
     symbols: tuple[str, ...] = ()
     # Token id of padding; an existing source_model or target_model keeps its own id.
     pad_id: Annotated[int, at_least(0)] = 0
@@ -317,9 +315,9 @@ class ModelConfig:
     num_encoder_layers: Annotated[int, between(0, 1000), USUAL] = 6
     # Number of decoder layers, usually 6; with architecture=decoder_only, layers of the single stack.
     num_decoder_layers: Annotated[int, between(1, 1000), USUAL] = 6
-    # How decoder layers read earlier target tokens: by self-attention (attention), or by the simpler simple
-    # recurrent unit (ssru, Kim et al. 2019), whose cost per step does not depend on the length.
-    # architecture=decoder_only needs attention.
+    # How decoder layers read earlier target tokens: by self-attention (attention), or by a recurrent unit
+    # (ssru, the Simpler Simple Recurrent Unit of Kim et al. 2019), whose cost per step does not depend on the
+    # length. architecture=decoder_only needs attention.
     decoder_self_attention: Literal["attention", "ssru"] = "attention"
     # Width of embeddings and hidden states (d_model in Vaswani et al. 2017).
     model_dim: Annotated[int, between(1, 1 << 16), USUAL] = 512
@@ -332,7 +330,7 @@ class ModelConfig:
     # Hidden width of the feed-forward layers (d_ff in Vaswani et al. 2017), usually 4 * model_dim.
     ffn_dim: Annotated[int, between(1, 1 << 20), USUAL] = 2048
     # Activation function of the feed-forward layers. gelu is exact (erf), gelu_tanh the tanh approximation.
-    # swiglu and geglu_tanh (as in T5 1.1) are silu and gelu_tanh with a gate, which has a third weight
+    # swiglu and geglu_tanh (as in T5 1.1) are silu and gelu_tanh with a gate, which adds a third weight
     # matrix.
     activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu_tanh"] = "relu"
     # Whether feed-forward layers are dense layers, or convolutions of kernel size 1, which compute the same.
@@ -379,11 +377,11 @@ class ModelConfig:
     # embedding and output matrix); all (all three). embeddings and all need vocab.joint=True.
     tying: Literal["none", "embeddings", "target_output", "all"] = "all"
     # Padding that attention masks: in the source, in both source and target, or none. none: padding is read
-    # like text; encoder_decoder models do not train its embedding. both: differs from source only in outputs
-    # at padding positions, because causal attention hides target padding from real tokens.
+    # like text; encoder_decoder models do not train the embedding of padding. both: differs from source only
+    # in outputs at padding positions, because causal attention hides target padding from real tokens.
     padding_mask: Literal["source", "both", "none"] = "source"
-    # Whether the network reads the end symbol of sources. False: attention masks it, for models of OpenNMT-py
-    # and eole, whose sources do not have it.
+    # Whether the network reads the end symbol of sources. False: attention masks this symbol, for models of
+    # OpenNMT-py and eole, whose sources have no end symbol.
     source_end: bool = True
     # First input of the decoder: the embedding of the start symbol (symbol), or a vector of zeros (zeros), as
     # in Marian; export to marian-npz and bergamot needs zeros, architecture=decoder_only needs symbol.
@@ -440,8 +438,8 @@ class ModelConfig:
 class LoraConfig:
     """Low-rank adaptation (Hu et al. 2022) of a trained model: small changes of frozen matrices."""
 
-    # Rank of the low-rank change that is trained for each adapted matrix, such as 8 or 32. All other
-    # parameters are frozen. Needs a trained model to start from, as with --init. 0: off.
+    # Rank of the change that is trained for each adapted matrix, such as 8 or 32. All other parameters are
+    # frozen. Needs a trained model to start from, as with --init. 0: off.
     rank: Annotated[int, between(0, 1 << 16)] = 0
     # Each change is multiplied by alpha / rank, so that any rank works with the same learning rate.
     alpha: Annotated[float, above(0, at_most=1_000_000)] = 16.0
@@ -540,7 +538,7 @@ class TrainConfig:
     # the extra of its name and is configured by its own environment variables. Empty: none.
     trackers: Annotated[tuple[Literal["wandb", "mlflow"], ...], MayChange()] = ()
     # Peak floating-point operations per second of one device, such as 989e12, to compute utilization (MFU).
-    # 0: the value of a built-in table for known GPUs and TPUs; other devices then report no utilization.
+    # 0: the value in a built-in table of GPUs and TPUs; for other devices, no utilization is reported.
     peak_flops: Annotated[float, at_least(0), MayChange()] = 0.0
     # sacreBLEU's tokenizer. auto: zh, ja-mecab or ko-mecab for Chinese, Japanese or Korean targets, char for
     # other languages without spaces between words, else 13a. none: the text is tokenized already.
@@ -589,8 +587,8 @@ class MbrConfig:
     mbr_samples: Annotated[int, between(1, 4096)] = 32
     # ---- reranking ----
 
-    # Name of a scorer of sources and translations, defined by --scorer. Its scores replace the model's scores
-    # in the ranking of the hypotheses of beam search.
+    # Rank the hypotheses of beam search by the scores of this scorer (a name that --scorer defines) instead
+    # of the model's scores. The scorer must not need references.
     rerank: str = ""
     # Rank hypotheses by the model's score plus this weight times the score of rerank; evaluate --tune_rerank
     # finds a good weight. Without a weight, only the score of rerank counts.
@@ -658,15 +656,15 @@ class SearchConfig(MbrConfig, LengthConfig):
     top_p: Annotated[float, above(0, at_most=1)] = 1.0
     # Sampling: keep only tokens with at least this fraction of the highest token probability. 0: all.
     min_p: Annotated[float, between(0, 1)] = 0.0
-    # Sampling: random seed. A sample depends on this seed, the line and the line number, but not on the
-    # batch.
+    # Sampling: random seed. A sample depends on this seed and on the text and number of its line, but not on
+    # the batch.
     seed: Annotated[int, between(0, 2**32 - 1)] = 1
     # ---- content and length of translations ----
 
     # Length in tokens of sequences that must not occur twice in a translation. 0: repetition is allowed.
     no_repeat_ngram: Annotated[int, at_least(0)] = 0
     # Subwords of the target vocabulary, or token ids, that translations never contain, such as the unknown
-    # symbol, <unk>. To suppress the comma by a flag, give its token id.
+    # symbol, <unk>. Commas separate the values of the flag; to suppress the comma itself, give its token id.
     suppress: tuple[str, ...] = ()
     # ---- memory ----
 

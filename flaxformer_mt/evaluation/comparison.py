@@ -110,7 +110,7 @@ def read_compared_files(
 ) -> dict[str, tuple[str, ...]]:
     """Check all compared systems; return the translations of systems that are files, by name.
 
-    Without a split, the set comes from files, so the data sets of runs are not compared.
+    `split` is None for a user's files; the data sets of runs are then not compared.
     """
     scored, translations = evaluated[2], {}
     for system in systems:

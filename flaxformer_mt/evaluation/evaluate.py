@@ -1,7 +1,4 @@
-"""Evaluates a run on a split of its data or on a user's files.
-
-Also formats the report of an evaluation, for translation models and language models.
-"""
+"""Evaluates a run on a split of its data or on a user's files, and formats the results."""
 
 import contextlib
 import functools
@@ -86,7 +83,7 @@ def _show_progress(doing: str, total: int, system: str, stream: TextIO | None) -
 
 
 class EvaluationResult(TypedDict, total=False):
-    """The result that `evaluate_run` returns and `evaluate` prints; scorers add keys of their names."""
+    """The result of `evaluate_run`, which `evaluate` prints. Names of further scorers are keys, too."""
 
     # Name of the split or of the source file; the files in RUN/translations/ have this name.
     name: str
@@ -179,9 +176,9 @@ def evaluate_run(
     The result contains BLEU and chrF as configured, TER, cased and lowercased BLEU, each with its signature,
     and scores by source length. `resampling` adds confidence intervals, and `against` adds paired tests. For
     several directions, the result contains mean scores, and the results of each direction in `directions`.
-    For a language model, the result contains loss (nats per token) and perplexity. Without references, the
-    result contains only the scores of `scorers`. With `tune_rerank`, the result instead contains the best
-    `rerank_weight`, and in `scores` the metric's score with each weight tried.
+    For a language model, it contains loss (nats per token) and perplexity. Without references, it contains
+    only the scores of `scorers`. With `tune_rerank`, it contains the best `rerank_weight` instead, and in
+    `scores` the metric's score with each weight that was tried.
 
     Args:
       loading: see `Translator.load`; `dtype`, `split_sentences` and `allow_nonfinite` also apply to the runs
@@ -216,7 +213,7 @@ def _evaluate_translations(
     loading: LoadOptions,
     progress: TextIO | None,
 ) -> dict[str, Any]:
-    """Evaluate each direction, or tune the weight of the scorer that reranks."""
+    """Evaluate each direction, or with `tune_rerank` find the best weight of the scorer that reranks."""
     compared = [*map(parse_compared_system, options.against)]
     scoring: dict[str, Any] = {"lowercase": options.lowercase, "bleu_tokenize": options.tokenize}
     train = replace(config.train, **{name: value for name, value in scoring.items() if value is not None})
@@ -294,7 +291,7 @@ def _evaluate_set(
 
 
 def _report_scores(translations: Translations, *, lowercase: bool, tokenize: str) -> dict[str, Any]:
-    """Return the quick metrics of translations, and BLEU with and without case."""
+    """Return the metrics that are quick to compute, and BLEU with and without case."""
     cased, lowercased = (
         score_translations(
             translations.hypotheses, translations.references, lowercase=lower, tokenize=tokenize
@@ -322,8 +319,8 @@ def _tune_rerank(
 ) -> dict[str, Any]:
     """Find the search.rerank_weight whose translations have the best score of a metric.
 
-    The weights tried are 0 (the model alone), multiples of the ratio of the standard deviations of model
-    scores and scorer scores, and none (the scorer alone).
+    Tries 0 (the model alone), multiples of the ratio of the standard deviations of model scores and scorer
+    scores, and none (the scorer alone).
     """
     (scored, *others), search = sets, loading.search
     if search is None or not search.rerank or search.rerank_weight is not None:
@@ -355,10 +352,7 @@ def _tune_rerank(
 
 
 def describe_evaluation(result: Mapping[str, Any], *, name: str) -> list[str | Table]:
-    """Format the result of `evaluate_run` as tables: scores of all systems, and scores by source length.
-
-    `name` is the name of the run in the tables. The result of a language model has no tables.
-    """
+    """Format a result of `evaluate_run` as tables (none for language models); `name` names the run."""
     if "directions" in result:
         parts: list[str | Table] = []
         for direction, report in result["directions"].items():

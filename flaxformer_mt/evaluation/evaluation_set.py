@@ -44,8 +44,8 @@ def read_sentences(path: str) -> list[str]:
 def save_translations(run_dir: Path, name: str, translations: Translations, system: str = "") -> None:
     """Write RUN/translations/NAME.source, .reference and .hypothesis; line N of each belongs to sentence N.
 
-    NAME.system names the checkpoint and the search of the translations. NAME.differences.tsv, which describes
-    earlier translations, is deleted. Only the first process writes.
+    NAME.system names the checkpoint and the search. NAME.differences.tsv, which describes earlier
+    translations, is deleted. Only the first process writes.
     """
     if not is_first():
         return
@@ -66,7 +66,6 @@ def save_translations(run_dir: Path, name: str, translations: Translations, syst
 
 
 def load_translations(run_dir: Path, name: str) -> Translations:
-    """Read the translations that `save_translations` wrote."""
     files = {field: str(run_dir / "translations" / f"{name}.{kind}") for field, kind in _KINDS.items()}
     return Translations(**{field: tuple(read_sentences(file)) for field, file in files.items()})
 
@@ -147,7 +146,7 @@ def read_sets(
     vocab_tags: Mapping[str, int] = MappingProxyType({}),
     alone: bool = False,
 ) -> list[ScoredSet]:
-    """Read the files if they are given, else the split of each direction with these languages (None: all).
+    """Read the files, or without files the split of each direction with these languages (None: all).
 
     `alone`: whether a source may be given without a reference.
     """

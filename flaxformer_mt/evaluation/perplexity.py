@@ -1,7 +1,4 @@
-"""Measures the likelihood of text under a model with teacher forcing: loss, accuracy and perplexity.
-
-Contains the evaluation step and the sum over batches.
-"""
+"""Measures the likelihood of text under a model with teacher forcing: loss, accuracy and perplexity."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -20,8 +17,8 @@ from flaxformer_mt.shapes import Array, Batch
 class Likelihood(NamedTuple):
     """The likelihood of a set of sentences under a model.
 
-    tokens: number of target tokens, end symbols included. loss: mean negative log-likelihood per token, in
-    nats. accuracy: fraction of target tokens to which the model assigns the highest probability.
+    tokens: target tokens with end symbols. loss: mean negative log-likelihood per token, in nats. accuracy:
+    fraction of target tokens to which the model assigns the highest probability.
     """
 
     tokens: int
@@ -41,10 +38,9 @@ def measure(
     *,
     put: Callable[[BatchArray], Any] = jax.device_put,
 ) -> Likelihood:
-    """Sum the results of an evaluation step over all batches.
+    """Sum the results of an evaluation step over all batches in float64; `put` copies a batch to devices.
 
-    The results stay on the device until the last batch, so that no step waits for a transfer. They are summed
-    in float64, which is accurate for any number of tokens. `put` copies a batch to the devices.
+    The results stay on the device until the last batch, so that no step waits for a transfer.
     """
     results = [evaluation_step(params, put(batch)) for batch in batches]
     read = jax.device_get(results)
@@ -59,9 +55,8 @@ def make_evaluation_step(
 ) -> Callable[..., dict[str, tuple[Array, Array]]]:
     """Return a function that maps parameters and a batch to (sum, weight) of loss and of token accuracy.
 
-    The loss is plain cross-entropy in nats per token, without label smoothing. As in training,
-    `config.loss_chunk_tokens` limits the logits in memory, so that every model that can be trained can be
-    evaluated.
+    The loss is cross-entropy in nats, without label smoothing. `config.loss_chunk_tokens` limits the logits
+    in memory as in training, so that every model that can be trained can be evaluated.
     """
 
     def evaluation_step(

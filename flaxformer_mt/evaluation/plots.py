@@ -1,7 +1,4 @@
-"""Draws training curves, scores and attention weights, as PNG figures or as charts in an HTML page.
-
-The figures do not use pyplot, which would need a display and keep all figures in memory.
-"""
+"""Draws PNG figures and charts for HTML pages, without pyplot, which keeps all figures in memory."""
 
 import io
 import math
@@ -55,10 +52,7 @@ def read_curve(records: Sequence[Mapping[str, Any]], split: str, name: str) -> C
 
 
 def draw_training(panels: Mapping[str, Mapping[str, Curve]], *, title: str) -> "Figure":
-    """Draw panels below each other over the same steps; each panel has one curve per data set name.
-
-    Non-finite values are gaps in a curve.
-    """
+    """Draw panels below each other over the same steps; non-finite values are gaps in the curves."""
     figure = _make_figure(10, max(2.4 * len(panels), 3), title)
     rows = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
     for axes, (name, curves) in zip(rows, panels.items(), strict=True):
@@ -193,8 +187,8 @@ class AttentionMaps(NamedTuple):
     """Attention weights: one array [batch, head, query, key] per layer, in order; rows sum to 1.
 
     With source length S and target length T, the shapes are encoder [B, H, S, S], decoder [B, H, T, T] and
-    cross [B, H, T, S]. A decoder-only model has only decoder maps [B, H, S + T, S + T] over the concatenated
-    source and target. A recurrent decoder has no decoder maps.
+    cross [B, H, T, S]. A decoder-only model has only decoder maps [B, H, S + T, S + T], over source and
+    target together. A recurrent decoder has no decoder maps.
     """
 
     encoder: list[Array]
@@ -203,7 +197,7 @@ class AttentionMaps(NamedTuple):
 
 
 def attention_maps(model: nn.Module, params: Any, batch: Batch) -> AttentionMaps:
-    """Return the attention weights of each head and layer for a batch, without dropout."""
+    """Return the attention weights for a batch, without dropout."""
     _, variables = model.apply(
         {"params": params}, batch, deterministic=True, method="hidden", mutable=["intermediates"]
     )
@@ -230,9 +224,9 @@ class TokenAxis(NamedTuple):
 def draw_attention(
     layers: Sequence[np.ndarray], *, queries: TokenAxis, memory: TokenAxis, title: str
 ) -> "Figure":
-    """Draw the attention weights [head, query, key] of each layer as images: queries down, keys across.
+    """Draw attention weights [head, query, key] as images: a row per layer, a column per head.
 
-    Each row of images is a layer, and each column a head. White is 0, and the darkest color is 1.
+    Queries run down, keys across. White is 0, and the darkest color is 1.
     """
     rows, columns = len(layers), len(layers[0])
     height, query_step = _divide(len(queries.pieces), rows)

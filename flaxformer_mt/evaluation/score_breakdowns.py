@@ -1,8 +1,7 @@
 """Computes scores by direction, with their means, and by source length.
 
-BLEU counts different tokens in each target language, so a score over the sentences of all languages would be
-meaningless. The mean over directions gives each direction the same weight, regardless of its number of
-sentences.
+BLEU counts different tokens in each target language, so the sentences of all languages have no common score.
+In the mean, each direction has the same weight, regardless of its number of sentences.
 """
 
 import bisect
@@ -38,7 +37,7 @@ class DirectionScorer:
         self.directions = [(options["direction"], rows) for _, rows, options in self._parts]
 
     def score(self, translations: Translations) -> dict[str, float]:
-        """Return mean scores by quick metrics and train.best_metric, and scores by direction (bleu_de-en)."""
+        """Return means of BLEU, chrF and train.best_metric, and scores by direction such as bleu_de-en."""
         by_direction = {}
         for name, sentences, options in self._parts:
             part = translations.choose(sentences)
@@ -108,12 +107,10 @@ _LONGEST: tuple[int, ...] = (5, 10, 15, 20, 25, 30, 40, 50, 75, 100)
 
 
 def score_by_length(translations: Translations, *, lowercase: bool, tokenize: str) -> list[dict[str, Any]]:
-    """Compute BLEU, chrF and mean lengths in words for each bucket, as JSON values.
+    """Compute BLEU, chrF and mean lengths in words for each bucket with sentences, as JSON values.
 
-    Omits buckets without sentences. Example of an item; `to` is None in the bucket of the longest sources:
-
-        {"from": 6, "to": 10, "sentences": 72, "bleu": 35.1, "chrf": 58.0,
-         "hypothesis_length": 8.2, "reference_length": 8.4}
+    {"from": 6, "to": 10, "sentences": 72, "bleu": 35.1, "chrf": 58.0,  # to: None for the longest sources
+     "hypothesis_length": 8.2, "reference_length": 8.4}
     """
     rows = []
     for (start, end), part in split_by_length(translations).items():

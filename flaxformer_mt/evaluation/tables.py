@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Table(NamedTuple):
-    """Cells are texts, or in reports also runs or lists of lines; columns `numbers` are right-aligned."""
+    """A table whose cells are texts (in reports also runs or lists); columns `numbers` are right-aligned."""
 
     heading: Sequence[Any]
     rows: Sequence[Sequence[Any]]

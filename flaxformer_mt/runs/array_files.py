@@ -34,8 +34,8 @@ _LARGE, _BUFFERS_GB = 1 << 30, 0.128
 def write_item(folder: Path, leaves: Leaves) -> None:
     """Write host arrays as the item `folder`, from this process alone.
 
-    Orbax copies all numpy arrays twice before it writes them, but copies device arrays, even on the CPU
-    device, only a few at a time. Large items are therefore written as arrays of the CPU device.
+    Orbax copies all numpy arrays twice before it writes them, but device arrays, even of the CPU device, only
+    a few at a time. Large items are therefore written as arrays of the CPU device.
     """
     sizes = [np.asarray(leaf).nbytes for leaf in leaves.values()]
     options = {}
@@ -55,9 +55,9 @@ def _place_on_cpu(leaf: Any) -> Any:
 def start_shared_item(folder: Path, leaves: Leaves) -> Callable[[], None]:
     """Start to write this process's shards of an item; return a function that waits until they are on disk.
 
-    Returns once the shards are copied to the host; their buffers may then be donated or overwritten. On
-    accelerators, this copy is the only one in host memory. Each process writes a part of replicated arrays.
-    `folder` must be empty and visible to all processes.
+    Returns once the shards are on the host (on accelerators, in a single copy); their buffers may then be
+    donated or overwritten. Each process writes a part of replicated arrays. `folder` must be empty and
+    visible to all processes.
     """
     import orbax.checkpoint as ocp
     from etils import epath  # the paths of orbax, which brings it along
@@ -98,12 +98,10 @@ def is_written_by(name: str, process: int) -> bool:
 
 
 def read_item(folder: Path, specs: Specs, likes: Mapping[str, Any] | None = None) -> Leaves:
-    """Read the arrays `specs` bit for bit in this process alone; create empty arrays, which orbax does not
-    store.
+    """Read the arrays `specs` bit for bit in this process; create empty arrays, which orbax does not store.
 
     `likes` maps paths to targets. For a jax.Array or ShapeDtypeStruct, the array gets the target's sharding,
-    and each device reads only its shards; without a sharding, it is placed on the default device. For other
-    targets, it is a numpy array.
+    or the default device; each device reads only its shards. For other targets, the array is a numpy array.
     """
     import orbax.checkpoint as ocp
 
@@ -145,7 +143,7 @@ def _check_stored(checkpointer: Any, folder: Path, specs: Specs) -> None:
 
 
 def _describe(dtype: Any, shape: Sequence[int], blocks: Any) -> str:
-    """Return the spec of a stored array, with its block size if blocks, which are read whole, are larger."""
+    """Return the spec of a stored array, with the size of its storage blocks if they exceed the array."""
     spec = f"{dtype}[{','.join(map(str, shape))}]"
     is_large = any(block > max(1, size) for block, size in zip(blocks or (), shape, strict=False))
     return f"{spec} in blocks of {blocks}" if is_large else spec

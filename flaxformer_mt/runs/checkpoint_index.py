@@ -31,7 +31,6 @@ class CheckpointIndex:
         self._best_metric = best_metric
 
     def folder(self, name: int | str) -> Path:
-        """The path of a checkpoint, whether or not it exists."""
         return self.directory / str(name)
 
     def steps(self) -> list[int]:
@@ -46,8 +45,8 @@ class CheckpointIndex:
     def best(self) -> int | None:
         """The step with the best score by `rank_scores`; None if no checkpoint has a score.
 
-        If a checkpoint is damaged, its score cannot be read; the best step is then the one that a later
-        checkpoint recorded.
+        If the score of a damaged checkpoint cannot be read, the best step is the one that a later checkpoint
+        recorded.
         """
         steps = self.steps()
         damages = {step: damage for step in steps if (damage := self._find_damage(self.folder(step), ()))}
@@ -64,15 +63,12 @@ class CheckpointIndex:
         )
 
     def removable(self, step: int, *, keep_last: int) -> list[int]:
-        """The steps to delete after `step` is written: all steps up to it except the `keep_last` newest and
-        the best.
+        """Steps to delete once `step` is saved: all but the `keep_last` newest, the best and an imported one.
 
-        The imported model, from which a run was trained further, is never deleted.
-        An interim checkpoint, saved only because the run was asked to stop, is deleted as soon as a later
-        checkpoint exists, and does not count among the `keep_last` newest. A run that was stopped and resumed
-        therefore keeps (and averages) the same checkpoints as an uninterrupted run. Checkpoints after `step`
-        remain if a run was resumed at an earlier step; they are ignored here, and overwritten when training
-        reaches their steps again.
+        An interim checkpoint, saved only because the run was asked to stop, is deleted as soon as a later one
+        exists, and does not count among the newest. A run that was stopped and resumed therefore keeps (and
+        averages) the same checkpoints as an uninterrupted run. Checkpoints after `step`, left if a run was
+        resumed at an earlier step, are ignored here; training overwrites them.
         """
         steps = [other for other in self.steps() if IMPORTED_STEP < other <= step]
         interim = {other for other in steps if self._read_undamaged(other).get("interim") is True}
@@ -185,8 +181,8 @@ def _find_wrong_facts(folder: Path) -> str:
 def rank_scores(metrics: dict[str, Any], best_metric: str) -> tuple[float, float] | None:
     """Return a sort key, largest for the best checkpoint, or None if `metrics` has no score.
 
-    If two scores on a scale of 0 to 100 are equal when rounded to two decimals, as they are displayed, the
-    lower loss wins: BLEU may stay at 0.00 while the model learns.
+    Scores from 0 to 100 are compared as they are displayed, with two decimals. If they are equal, the lower
+    loss wins, because BLEU may stay at 0.00 while the model learns.
     """
     score, loss = (
         value if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None

@@ -83,11 +83,7 @@ class SharedSave:
     def __init__(
         self, owner: "Checkpoints", step: int, trees: dict[str, Leaves], progress: dict[str, Any]
     ) -> None:
-        """Copy this process's shards to the host and start to write them; all processes call it together.
-
-        On a file system that all processes share, process 0 makes a hidden folder with an empty folder for
-        each item.
-        """
+        """Copy this process's shards to the host and start to write them; all processes call it together."""
         filled = {name: stored for name, leaves in trees.items() if (stored := without_empty(leaves))}
         specs = {name: make_specs(leaves) for name, leaves in trees.items()}
         self._metadata = {"trees": specs, "progress": progress}
@@ -170,18 +166,17 @@ _USE_ITS_CONFIG = "use the config that it was trained with, or another run direc
 class Checkpoints(CheckpointIndex):
     """Reads and writes the checkpoints of one run.
 
-    `save` returns once the arrays are on the host, and a thread writes them. The next call of `save`, `wait`
-    or a method that reads a checkpoint waits for that thread and re-raises its exception. Only one job may
-    write to a run at a time; other jobs may read meanwhile. With several JAX processes, all of them call
-    `save`, `average` and `wait`. Each process writes its own shards to a shared folder; the first process
-    makes the checkpoint visible once all have written. If a process fails to write, all raise an exception.
+    `save` returns once the arrays are on the host, and a thread writes them. The next `save`, `wait` or read
+    waits for that thread and re-raises its exception. Only one job may write to a run at a time, while others
+    read. If a job has several processes, all of them call `save`, `average` and `wait`. Each process writes
+    its shards to a shared folder; the first one makes the checkpoint visible once all have written. If a
+    process fails to write, all raise an exception.
     """
 
     def __init__(self, run_dir: Path, *, keep_last: int = 5, best_metric: str = "bleu") -> None:
         """Keep the `keep_last` newest checkpoints, and also the best one and an imported model.
 
-        `best_metric` is the entry of `progress["metrics"]` that decides which checkpoint is the best; higher
-        is better, except for loss.
+        `best_metric`: entry of `progress["metrics"]`; higher is better, except for loss and ter.
         """
         if keep_last < 1:
             raise ValueError(f"keep_last is {keep_last}; it must be at least 1")
@@ -196,8 +191,8 @@ class Checkpoints(CheckpointIndex):
     def save(self, step: int, trees: dict[str, PyTree], progress: dict[str, Any]) -> None:
         """Save or replace checkpoint `step`, then delete the checkpoints that are no longer kept.
 
-        The leaves of `trees` are arrays of any sharding, or numbers. Their buffers may be donated or
-        overwritten as soon as this method returns. `progress` has JSON values, which `restore` returns.
+        The leaves of `trees` are arrays of any sharding, or numbers; their buffers may be donated or
+        overwritten after this call. `progress` has JSON values.
         """
         self.finish_writing()
         progress = json.loads(json.dumps(progress))  # as it is now, and as it is read
@@ -228,8 +223,8 @@ class Checkpoints(CheckpointIndex):
     ) -> tuple[dict[str, PyTree], dict[str, Any]]:
         """Read trees bit for bit with the shardings of `targets`; return the trees and the progress.
 
-        `targets` are trees of jax.ShapeDtypeStruct or arrays. Leaves without a sharding are placed on the
-        default device; numpy leaves stay on the host. Stored trees that are not in `targets` are skipped.
+        `targets` are trees of jax.ShapeDtypeStruct or arrays; other stored trees are skipped. Leaves without
+        a sharding are placed on the default device; numpy leaves stay on the host.
         """
         folder = self.resolve(which)
         wanted = {name: make_specs(flatten_tree(target)) for name, target in targets.items()}
@@ -260,9 +255,9 @@ class Checkpoints(CheckpointIndex):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read the parameters for evaluation and translation, and the progress.
 
-        The parameters are nested dicts of arrays: the moving average if the checkpoint has one, with LoRA
-        factors merged. They may have been saved from other devices. `sharding_of` returns the sharding for a
-        path and a shape.
+        Returns nested dicts of arrays: the moving average if the checkpoint has one, with LoRA factors
+        merged. `sharding_of` returns the sharding for a path and a shape, which may differ from the one when
+        saving.
         """
         folder = self.resolve(which)
         name, specs = self._inference_tree(folder)
@@ -284,9 +279,8 @@ class Checkpoints(CheckpointIndex):
         """Write the mean of the inference parameters of the `last` newest checkpoints as `average`.
 
         Step 0, the initial model of an imported run or a run with --init, is not included. The mean is
-        computed in float64 and cast back to the dtype of the parameters; leaves that are not floating-point
-        are taken from the newest checkpoint. The progress of `average` is {"step": newest, "averaged_steps":
-        [...], "averaged_tree": "params" or "ema_params"}.
+        computed in float64 and cast back to the dtype; leaves that are not floating-point are those of the
+        newest checkpoint.
         """
         self.finish_writing()
         steps = [step for step in self.steps() if step > IMPORTED_STEP]
@@ -313,8 +307,8 @@ class Checkpoints(CheckpointIndex):
         """The newest undamaged step, from which training resumes; None if there is no checkpoint.
 
         First removes what a killed process left behind, including checkpoints that it would have deleted;
-        only the training process may therefore call this method. Sets `warning` to the names of newer,
-        damaged checkpoints.
+        only the training process may therefore call this method. Sets `warning`, which names newer damaged
+        checkpoints.
         """
         self.finish_writing()
         self.sweep()

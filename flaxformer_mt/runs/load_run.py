@@ -1,7 +1,4 @@
-"""Loads trained models from run directories: config, vocabularies and the parameters of one checkpoint.
-
-The parameters always have one subtree per layer, even after training with model.scan_layers.
-"""
+"""Loads trained models from run directories, always with one parameter subtree per layer."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -94,10 +91,9 @@ def load_trained(
 ) -> TrainedModel:
     """Load a trained model; several processes call it together, and the first one chooses the checkpoint.
 
-    `checkpoint`: see `choose_checkpoint`. `dtype`: data type of activations and matrix products; None means
-    the run's config, but float32 on a CPU without bfloat16 instructions. `may_split`: whether to split
-    parameters that are too large for one device over all devices. `alone`: whether only this process calls
-    the function.
+    `checkpoint`: see `choose_checkpoint`. `dtype`: None means the run's config, but float32 on a CPU without
+    bfloat16 instructions. `may_split`: whether parameters that are too large for one device are split over
+    all devices. `alone`: whether only this process calls the function.
     """
     run_dir = remote_runs.open_copy(run_dir)
     config = read_config(run_dir / "config.json")
@@ -140,8 +136,8 @@ def _call(work: Callable[[], Any], *, what: str = "") -> Any:
 def choose_checkpoint(run_dir: Path, config: Config, checkpoint: str | None, warn: Warn) -> tuple[str, str]:
     """Return the name of the selected checkpoint and the name of its folder.
 
-    `checkpoint` is best, last, average or a step; None: train.final_checkpoint or, if that is absent
-    (training is still running, or was interrupted), best or last, with a warning.
+    `checkpoint` is best, last, average or a step. None: train.final_checkpoint; if it does not exist yet,
+    best or last, with a warning.
     """
     checkpoints = Checkpoints(run_dir, best_metric=config.train.metrics[0])
     which = checkpoint or _final_checkpoint(checkpoints, config.train.final_checkpoint, warn)

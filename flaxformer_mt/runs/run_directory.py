@@ -46,7 +46,7 @@ _EXTENDABLE_SCHEDULES = ("noam", "inverse_sqrt", "constant")
 def check_run(run_dir: Path, config: Config) -> None:
     """Raise UserError if a trained run has no config or another config; the message lists differing fields.
 
-    An untrained run accepts any config. The function writes nothing, and the run directory may be absent.
+    An untrained run accepts any config. Nothing is written, and the run directory may be absent.
     """
     path = local_path(run_dir) / "config.json"
     if run_dir.exists() and not run_dir.is_dir():
@@ -121,7 +121,7 @@ def open_run(run_dir: Path, config: Config) -> None:
     """Check the run as `check_run` does, create its directory, and write the config into it.
 
     A changed config is recorded in history.jsonl; if the run has been trained, a warning lists the changes.
-    Call this function after reading the data, so that invalid data leave no run directory behind.
+    Read the data before this call, so that invalid data leave no run directory behind.
     """
     check_run(run_dir, config)
     path = run_dir / "config.json"

@@ -43,8 +43,8 @@ class TargetLengths(NamedTuple):
 def fit_target_lengths(source_lengths: np.ndarray, target_lengths: np.ndarray) -> TargetLengths | None:
     """Fit the line above 99.9% of the pairs [N] that is lowest on average; None for fewer than 1,000 pairs.
 
-    The slope is at least the mean ratio of the lengths, so that the line extends to sources longer than those
-    in the training set.
+    The slope is at least the mean ratio of lengths, so that the line also fits sources longer than in
+    training.
     """
     sources, targets = _thin_out(source_lengths), _thin_out(target_lengths)
     if len(source_lengths) < _MIN_PAIRS or not sources.all():
@@ -95,9 +95,7 @@ def write_target_lengths(run_dir: Path, described: dict[str, Any] | None) -> Non
 def read_target_lengths(
     run_dir: Path,
 ) -> tuple[TargetLengths | None, float | None, dict[str, float] | None]:
-    """Read the line of a run, the share of training lines with several sentences, and the shares by letter
-    case (`CASES`); None: unknown.
-    """
+    """Read a run's line, the share of lines with several sentences, and shares by case; None: unknown."""
     path = run_dir / FILE_NAME
     try:
         described = read_json_object(path)

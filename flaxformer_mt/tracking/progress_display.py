@@ -110,10 +110,7 @@ def format_values(values: Mapping[str, Any]) -> list[str]:
 
 
 class Display:
-    """Base class of displays, which shows nothing: for library calls and all processes but the first.
-
-    silent_seconds: number of seconds without output after which the step number is shown.
-    """
+    """Base class of displays, which shows nothing: for library calls and all processes but the first."""
 
     silent_seconds = math.inf
 
@@ -223,7 +220,7 @@ def make_display(
     transient: bool = False,
     bar: bool = True,
 ) -> Display:
-    """Return a silent display for None, a live one for a terminal that can move the cursor, else a plain one.
+    """Return a display: silent for None, live for terminals that can move the cursor, else plain.
 
     A `transient` live display refreshes its bar by itself, and disappears at the end.
     """
@@ -249,12 +246,11 @@ class WorkProgress:
 
     @contextlib.contextmanager
     def part(self, name: str, *, total: int | None = None, unit: str = "pairs") -> Iterator[Count]:
-        """Show one part of the work, such as "tokenizing", in a context; yield the function that counts its
-        items.
+        """Show a part of the work, such as "tokenizing", in a context that yields a function to count items.
 
-        The first call of the function gives the number of items that an earlier process has finished, or 0.
-        Every few seconds, a line such as `4,000/10,000 pairs | 200 pairs/s | 0:30 left` is shown; without a
-        total, items are not counted.
+        The first call of this function gives the number of items that an earlier process has finished, or 0.
+        Every few seconds, a line such as `4,000/10,000 pairs | 200 pairs/s | 0:30 left` is shown; without
+        `total`, items are not counted.
         """
         display = make_display(self._stream, name, total=total, transient=True)
         is_live = display.width() is not None

@@ -32,7 +32,6 @@ class Run(Service):
             self._board.add_scalar(name, value, step)
 
     def log_config(self, fields: Mapping[str, Any]) -> None:
-        """Log the config as text and as hyperparameters."""
         plain = {
             name: value if isinstance(value, _SCALAR) else _spell(value) for name, value in fields.items()
         }

@@ -33,8 +33,8 @@ _RATE_STEPS = 10
 class Tracker:
     """Context manager that records a run's metrics in its directory and shows them on `stream`.
 
-    Without a directory, the tracker records and shows nothing, as in all processes but the first. A terminal
-    shows one progress line that is updated in place; other streams get a line for each `log`.
+    Without a directory, it records and shows nothing, as in all processes but the first. A terminal shows one
+    line that is updated in place; other streams get a line for each `log`.
     """
 
     def __init__(

@@ -15,10 +15,7 @@ _NAME = "trackers.json"
 
 
 class Service:
-    """Base class of services that record a run; methods that a service does not override do nothing.
-
-    identity: the run's id in the service, by which a resumed run continues the same record.
-    """
+    """Base class of services that record a run; a resumed run continues the record with the id `identity`."""
 
     identity: str
 

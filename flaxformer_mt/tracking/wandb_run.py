@@ -1,7 +1,4 @@
-"""Records a run with Weights & Biases, configured by WANDB_PROJECT, WANDB_MODE=offline and others.
-
-The files of Weights & Biases are in RUN/wandb.
-"""
+"""Records a run in RUN/wandb, configured by WANDB_PROJECT, WANDB_MODE=offline and others."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,4 @@
-"""The HTTP interface of the server: paths, statuses and errors that LibreTranslate's clients expect.
-
-The answer to a request that fails is {"error": MESSAGE}; each failure also adds one line to the log.
-"""
+"""The HTTP interface, with LibreTranslate's paths, statuses and errors ({"error": MESSAGE})."""
 
 import functools
 import importlib.resources

@@ -81,8 +81,6 @@ class Line(NamedTuple):
 
 
 class Template(NamedTuple):
-    """A text or document as lines to translate and the fixed text between them."""
-
     parts: tuple[Line | str, ...]
 
     @property

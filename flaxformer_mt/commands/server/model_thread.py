@@ -36,7 +36,7 @@ class ModelThread:
     def submit(self, request: Request) -> Future[Translation]:
         """Add a request, whose id is ignored; cancelling the future removes the request from the search.
 
-        The future raises the error if the request cannot be translated, and `Stopped` if the thread has
+        The future raises the error of a request that cannot be translated, or `Stopped` if the thread has
         ended.
         """
         future: Future[Translation] = Future()

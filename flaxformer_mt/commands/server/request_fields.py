@@ -1,7 +1,4 @@
-"""Parses the body of a POST request (JSON or a form) into typed fields, or refuses the request.
-
-The names are LibreTranslate's, with a few additions. A request is refused with an HTTPException.
-"""
+"""Parses the body of a POST request (JSON or a form) into LibreTranslate's fields and a few others."""
 
 import asyncio
 import hmac

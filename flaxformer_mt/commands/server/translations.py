@@ -85,12 +85,9 @@ class Translations:
         self.num_waiting = 0
 
     async def translate(self, request: TextRequest) -> dict[str, Any]:
-        """Return the fields of the answer.
+        """Return the fields of the answer; cancelling the coroutine removes the lines from the search.
 
-        If the coroutine is cancelled, the lines of the request are removed from the search.
-
-        Raises:
-          HTTPException: no model has these languages or the requested features, or too many lines wait.
+        Raises HTTPException if no model has these languages or features, or if too many lines wait.
         """
         choices = find_models(self._models, request.source, request.target)
         _check(request, choices.values())
@@ -217,7 +214,6 @@ async def _detect(text: str, choices: Mapping[str, DirectedModel]) -> list[dict[
 def _answer_text(
     model: DirectedModel, template: Template, answers: Sequence[Translation], request: TextRequest
 ) -> dict[str, Any]:
-    """Return the fields of the answer to one text."""
     fields: dict[str, Any] = {"translatedText": template.fill(answers)}
     if request.alternatives:
         # Each alternative of the text has the alternatives of its lines, and the best where a line has fewer.
@@ -232,7 +228,6 @@ def _answer_text(
 
 
 def _describe_line(model: DirectedModel, answer: Translation, request: TextRequest) -> list[dict[str, Any]]:
-    """Return the fields of the answer for each hypothesis of a line, best first."""
     described = []
     for hypothesis in answer.n_best:
         fields: dict[str, Any] = {"text": hypothesis.text}

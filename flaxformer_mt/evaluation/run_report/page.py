@@ -52,9 +52,8 @@ def report_runs(
 ) -> dict[str, Any]:
     """Write a page about runs from the files of training and `evaluate`; return its path, runs and sections.
 
-    `name` is the name of the translations: RUN/translations/NAME.hypothesis. `attention` are the numbers,
-    from 1, of sentences whose attention is shown; the first run with translations is loaded for them.
-    `samples` is the number of bootstrap samples.
+    `name`: the translations RUN/translations/NAME.hypothesis. `attention`: numbers, from 1, of sentences
+    whose attention the first run with translations computes. `samples`: number of bootstrap samples.
     """
     output = Path(output).expanduser()
     if output.is_dir():
@@ -83,7 +82,6 @@ def report_training(run_dir: Path) -> Path:
 def make_parts(
     runs: Sequence[ReportedRun], *, name: str, attention: Sequence[int], samples: int
 ) -> dict[str, sections.Blocks]:
-    """Return the sections with content, by their headings."""
     compared = share_a_set(runs)
     if attention and not compared:
         raise UserError(

@@ -272,7 +272,6 @@ def make_curves(runs: Sequence[ReportedRun]) -> Blocks:
 
 
 def make_length_scores(runs: Sequence[ReportedRun], samples: int) -> Blocks:
-    """Make charts and a table of scores by source length."""
     bars: dict[str, dict[str, list[tuple[int, Bar]]]] = {metric: {} for metric in QUICK}
     cells: dict[str, list[list[Any]]] = {}
     for run in runs:
@@ -337,10 +336,7 @@ def _first_words(text: str) -> list[str]:
 
 
 def make_sentences(runs: Sequence[ReportedRun]) -> Blocks:
-    """List the sentences whose chrF differs most between the first run and each other run.
-
-    For a single run, list the sentences with the lowest chrF, compared with their references.
-    """
+    """List the sentences whose chrF differs most from each other run or, in a single run, is lowest."""
     if not runs:
         return []
     first, shown = runs[0].translations, Blocks()
