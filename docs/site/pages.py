@@ -2,10 +2,12 @@
 
 CHANGELOG.md, CONTRIBUTING.md and the pages of benchmarks/, recipes/ and tests/ become pages of the site,
 links to other files outside docs/ become text, and a line with a link to a section of README.md, alone in its
-paragraph, becomes that section.
+paragraph, becomes that section. Names in tables may break where a part of them ends, and long cells get a
+class for extra.css.
 """
 
 import functools
+import html
 import posixpath
 import re
 from pathlib import Path
@@ -36,6 +38,8 @@ _LINK_OUT = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)(#[^)]*)?\)")
 _PART = re.compile(r"^```\n(?=# \S+\.py\n|[\w.]+\()", re.M)
 # What is no running text, or a piece of it.
 _TEXT = re.compile(r"<(pre|style|script)\b.*?</\1>|<[^>]*>|([^<]+)", re.S)
+# Cells of more characters are kept wide on phones.
+_LONG_CELL = 40
 
 
 def on_files(files: Files, *, config: Any) -> Files:
@@ -74,9 +78,24 @@ def on_page_content(content: str, *, page: Page, files: Files, **_: Any) -> str:
 
 
 def on_post_page(output: str, *, config: Any, **_: Any) -> str:
-    """Name the site once in the title of its first page."""
+    """Prepare tables for narrow screens, and name the site once in the title of its first page."""
     name = config.site_name
-    return output.replace(f"<title>{name} - {name}</title>", f"<title>{name}</title>", 1)
+    output = output.replace(f"<title>{name} - {name}</title>", f"<title>{name}</title>", 1)
+    return re.sub(r"<table>.*?</table>", _prepare_table, output, flags=re.S)
+
+
+def _prepare_table(match: re.Match[str]) -> str:
+    """Let code and long words of a table break after _, = and the like; mark long cells."""
+
+    def split(word: re.Match[str]) -> str:
+        return re.sub(r"(?<=\w)([_=./,:@]+)(?=\w)(?![^<]*>)", r"\1<wbr>", word[0])
+
+    def mark(cell: re.Match[str]) -> str:
+        text = html.unescape(re.sub(r"<[^>]*>", "", cell[2]))
+        return f'<td class="long"{cell[1]}>{cell[2]}' if len(text) > _LONG_CELL else cell[0]
+
+    table = re.sub(r"<td([^>]*)>(.*?)(?=</td>)", mark, match[0], flags=re.S)
+    return re.sub(r"<code>.*?</code>|<[^>]*>|[^\s<>]{20,}", split, table, flags=re.S)
 
 
 def _read_beside(name: str) -> str:
