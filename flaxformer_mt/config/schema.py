@@ -31,7 +31,7 @@ SOURCE_NOISE = ("lower_case", "typos", "inline")
 
 @dataclass(frozen=True)
 class NoiseConfig:
-    """Noise in training text, drawn anew in each epoch. Each field is a share, from 0 to 1."""
+    """Noise in training text, drawn again in each epoch. Each field is a share, from 0 to 1."""
 
     # Share of pairs whose source and target are converted to upper case.
     upper_case: Annotated[float, between(0, 1)] = 0.0
