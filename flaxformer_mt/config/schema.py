@@ -409,8 +409,8 @@ class ModelConfig:
     ] = "xavier_uniform"
     # Implementation of attention over whole sequences: plain (matrix products and softmax), cudnn
     # (flash attention, on GPUs in bfloat16) or pallas (rows of up to about 256 tokens, on GPUs and TPUs in
-    # bfloat16; plain elsewhere). auto: cudnn or pallas where they apply, else plain. Attention dropout and
-    # relative positions need pallas on GPUs, or plain; plots of attention weights always use plain.
+    # bfloat16; plain elsewhere). auto: cudnn or pallas where they apply, else plain. Only plain, and
+    # pallas on GPUs, have attention dropout and relative positions. Plots of attention weights use plain.
     attention: Annotated[Literal["auto", "plain", "cudnn", "pallas"], MayChange(_ROUNDING)] = "auto"
     # Data type of activations and of the operands of matrix products. The sums in these products, attention
     # scores, softmax, norms, loss, parameters and the gradients of parameters are always float32.
@@ -580,8 +580,8 @@ class MbrConfig:
 
     # Choose the translation by minimum Bayes risk (MBR) with this utility: chrf, chrf++, ter, bleu, or a name
     # that --scorer defines. The candidates are the hypotheses of beam search, or mbr_samples samples. MBR
-    # chooses the candidate with the best mean score against all candidates as references (at most 16
-    # references for a name that --scorer defines).
+    # chooses the candidate with the best mean score against all candidates as references (only 16 of
+    # them if --scorer defines the name).
     mbr: str = ""
     # Minimum Bayes risk with method=sample: number of samples per sentence, from which one is chosen.
     mbr_samples: Annotated[int, between(1, 4096)] = 32

@@ -81,7 +81,7 @@ class Curriculum:
         return random.permutation(np.arange(size, dtype=np.int32 if size < 2**31 else np.int64))
 
     def batches_left(self, place: Position) -> int | None:
-        """Return how many batches the stage has left before an epoch; None if it is not limited by steps."""
+        """Return how many batches the stage has left when an epoch begins; None if not limited by steps."""
         steps = self.stages[place.stage].steps
         return None if steps is None else steps * self._accumulation - place.stage_batches
 

@@ -82,7 +82,7 @@ class Parallel:
         return [{device.process_index for device in devices} for devices in parts]
 
     def sharding_of(self, path: str, shape: tuple[int, ...]) -> NamedSharding:
-        """Return the sharding of an array in a tree of parameters, a state or results, from its path."""
+        """Return the sharding for the path and shape of an array of parameters, a state or results."""
         return NamedSharding(self.mesh, spec_of(path, shape, self._sizes))
 
     def put(self, batch: Any) -> Any:

@@ -217,7 +217,7 @@ def _make_shared_handler() -> Any:
 
 
 def read_stored_arrays(folder: Path, specs: Specs) -> dict[str, np.ndarray] | None:
-    """Return the arrays `specs` of a verified orbax item; None if the item has another layout."""
+    """Read the arrays that `specs` lists from a verified orbax item; None for another layout."""
     if any("." in path for path in specs):
         return None
     import tensorstore

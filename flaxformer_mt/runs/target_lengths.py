@@ -41,7 +41,7 @@ class TargetLengths(NamedTuple):
 
 
 def fit_target_lengths(source_lengths: np.ndarray, target_lengths: np.ndarray) -> TargetLengths | None:
-    """Fit the line above 99.9% of the pairs [N] that is lowest on average; None for fewer than 1,000 pairs.
+    """Fit the lowest line (on average) above 99.9% of the pairs [N]; None for fewer than 1,000 pairs.
 
     The slope is at least the mean ratio of lengths, so that the line also fits sources longer than in
     training.
