@@ -94,16 +94,16 @@ class CleanConfig:
     # Training pairs in which less than half of the source's letters are in source_script, or less than half
     # of the target's letters in target_script: off, refuse, drop or keep. Text without letters passes.
     script: Literal["off", "refuse", "drop", "keep"] = "off"
-    # Script of sources for the rule script: the first word of the Unicode names of its letters, such as
-    # LATIN, CYRILLIC or ARABIC. A plus sign joins several scripts, as in CJK+HIRAGANA+KATAKANA. Empty: any.
+    # Script that clean.script requires in sources: the first word of the Unicode names of its letters, such
+    # as LATIN, CYRILLIC or ARABIC. A plus sign joins several scripts, as in CJK+HIRAGANA+KATAKANA. Empty: any.
     source_script: str = ""
-    # Script of targets for the rule script, named as in source_script. Empty: any.
+    # Script that clean.script requires in targets, named as in source_script. Empty: any.
     target_script: str = ""
     # Training pairs whose source or target is in another language with a probability of at least 0.5,
     # according to language_model: off, refuse, drop or keep.
     language: Literal["off", "refuse", "drop", "keep"] = "off"
-    # fastText model for language identification, such as lid.176.bin (needs the extra languages), for the
-    # rule language and for the check for swapped source and target. Empty: none.
+    # fastText model that identifies languages, such as lid.176.bin (needs flaxformer_mt[languages]), for
+    # clean.language and the check for swapped sides. Empty: none.
     language_model: str = ""
     # Conditions on the scores of training pairs, separated by commas and checked after all other rules:
     # NAME>=SCORE (a threshold) or NAME best 80% (a share of the pairs). NAME is a scorer of sources and
@@ -171,7 +171,7 @@ class DataConfig:
     # Noise in training text: case, typos, final marks and random words.
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     # Whether sources begin with a tag of the target language, such as >>fr<<. auto: only if there are several
-    # target languages. If tag_style is not opus, auto and always have the same effect: tags of that style.
+    # target languages. With any tag_style but opus, auto means the same as always.
     target_tags: Literal["auto", "always", "never"] = "auto"
     # Whether sources begin with a tag of the source language, such as <from:de>, after the tag of the target
     # language.

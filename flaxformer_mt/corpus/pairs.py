@@ -206,7 +206,7 @@ class Pairs:
             yield split.tags, hashes if rows is None else hashes[rows]
 
     def select(self, numbers: np.ndarray) -> "Pairs":
-        """Return the pairs with these numbers, counted from 0 over all parts, ascending; pairs may repeat."""
+        """Return the pairs with these ascending numbers, from 0 over all parts; numbers may repeat."""
         sets, start = [], 0
         for entry, end in zip(self._sets, self._ends, strict=True):
             rows = numbers[np.searchsorted(numbers, start) : np.searchsorted(numbers, end)] - start

@@ -25,7 +25,7 @@ def cache_dir(config: DataConfig) -> Path:
 
 
 def compiled_dir() -> Path:
-    """Return the cache folder of compiled programs; no config can change it, since programs are executed."""
+    """Return the cache folder of compiled programs; since these get executed, no config can change it."""
     return user_cache_dir() / "compiled"
 
 

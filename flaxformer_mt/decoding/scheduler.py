@@ -68,7 +68,7 @@ class Scheduler:
         return len(self._sentences)
 
     def submit(self, sentences: Mapping[Any, Sentence], *, n_best: int) -> None:
-        """Add sentences by name; `step` returns their results by name. All must have the same `Form`."""
+        """Add sentences of one `Form` by name; `step` returns their results by name."""
         form = self._engine.arrays.find_form(list(sentences.values()))
         self._sentences.update((name, (sentence, n_best)) for name, sentence in sentences.items())
         self._unassigned.setdefault((form, n_best), {}).update(sentences)

@@ -77,7 +77,7 @@ def find_places(is_token: Bool[Array, "B T"], size: int) -> Places:
 
 
 def remove_padding(x: Array, places: Places) -> Array:
-    """Take the entries [R, T, ...] from x [B, T, ...]."""
+    """Pack the tokens of x [B, T, ...] into rows [R, T, ...]."""
     x = jnp.asarray(x)
     flat, slots = x.reshape(-1, *x.shape[2:]), places.slots
     taken = _take_slots(flat, places) if jnp.issubdtype(x.dtype, jnp.inexact) else flat[slots.ravel()]

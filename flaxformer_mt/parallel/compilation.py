@@ -127,7 +127,7 @@ def lower_kept(
     results: Any = None,
     check: bool = True,
 ) -> Callable[[], Callable[..., Any]]:
-    """Load a program from the cache on disk, or trace it; return a function that returns the compiled one.
+    """Load a program from the disk cache, or trace it; return a function that returns it compiled.
 
     The function may be called in any thread; it compiles and caches a program that was not in the cache.
 

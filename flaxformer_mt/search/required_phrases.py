@@ -25,7 +25,7 @@ class Chosen(NamedTuple):
 
 
 def start_constraints(required: Array, width: int) -> tuple[Array, Array]:
-    """Return `met` [B, W, C] and `matched` [B, W, C, R] for empty prefixes; rows of padding count as met."""
+    """Return `met` and `matched` of `follow` for empty prefixes; empty (padding) phrases count as met."""
     batch, count, longest = required.shape
     is_padding = _lengths(required) == 0
     met = jnp.broadcast_to(is_padding[:, None], (batch, width, count))

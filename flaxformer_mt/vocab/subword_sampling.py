@@ -38,7 +38,7 @@ _DRAWN, _LARGEST_GAP = 4096, 2.0**40
 
 
 class SubwordSampler(ABC):
-    """Draws random segmentations, into subwords of a model, of normalized text with spaces as U+2581."""
+    """Segments normalized text, with spaces as U+2581, randomly into the subwords of a model."""
 
     def __init__(self, pieces: Sequence[Piece], rate: float) -> None:
         """Make a sampler; `rate` is the dropout rate of merges (bpe) or alpha (unigram)."""
