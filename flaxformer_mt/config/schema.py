@@ -95,7 +95,7 @@ class CleanConfig:
     # of the target's letters in target_script: off, refuse, drop or keep. Text without letters passes.
     script: Literal["off", "refuse", "drop", "keep"] = "off"
     # Script that clean.script requires in sources: the first word of the Unicode names of its letters, such
-    # as LATIN, CYRILLIC or ARABIC. A plus sign joins several scripts, as in CJK+HIRAGANA+KATAKANA. Empty: any.
+    # as LATIN or CYRILLIC. A plus sign joins several scripts, as in CJK+HIRAGANA+KATAKANA. Empty: any.
     source_script: str = ""
     # Script that clean.script requires in targets, named as in source_script. Empty: any.
     target_script: str = ""

@@ -321,7 +321,7 @@ class SplitParameters:
         )
 
     def digest(self, params: Any) -> str:
-        """Return a digest of the arrays of all processes, all of which must call this; "" with one process."""
+        """Return a digest of the arrays of all processes (all must call this); "" with one process."""
         if process_count() == 1:
             return ""
         return b" ".join(exchange(digest_leaves(params).encode())).decode()
