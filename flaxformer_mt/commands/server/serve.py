@@ -90,8 +90,9 @@ def _warm_up(programs: Iterable[object], name: str) -> Iterator[object]:
 
 
 def log(message: str) -> None:
+    """Print why a request failed, also with --quiet, which redirects `sys.stderr`."""
     line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in message)
-    _say(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {line}")
+    print(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {line}", file=sys.__stderr__, flush=True)
 
 
 def _say(text: str) -> None:

@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tiny_experiment import quick_environment
 
-from flaxformer_mt.commands.main import main
+from flaxformer_mt.commands.main import _speak, main
+from flaxformer_mt.commands.server.serve import log
 
 uvicorn = pytest.importorskip("uvicorn", reason="the server needs the extra serve")
 
@@ -24,6 +25,12 @@ def test_a_container_names_the_address_by_its_environment(monkeypatch, capsys):
     for flags, address in ([], "256.0.0.2"), (["--host=256.0.0.3"], "256.0.0.3"):
         assert main(["serve", "--run=a", *flags]) == 2
         assert f"cannot listen at --host={address}" in capsys.readouterr().err
+
+
+def test_a_quiet_server_logs_failed_requests(capfd):
+    with _speak("error"):
+        log("500 POST /translate from 127.0.0.1: KeyError")
+    assert capfd.readouterr().err.endswith(" 500 POST /translate from 127.0.0.1: KeyError\n")
 
 
 def test_mistakes_are_named(tiny_run, tmp_path, capsys):
