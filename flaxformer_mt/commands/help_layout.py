@@ -72,7 +72,7 @@ def format_help(
 
 
 def list_flags(kind: type, *, default: Any = None) -> Iterator[FlagHelp]:
-    """Yield the flags of a command, except config fields: required, then its class's own, then inherited."""
+    """Yield a command's flags without config fields: first required, then own, then inherited flags."""
     comments, declared = read_comments(kind), list(kind.__dict__.get("__annotations__", {}))
 
     def place(field: dataclasses.Field[Any]) -> tuple[bool, int]:

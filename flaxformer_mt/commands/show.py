@@ -131,7 +131,7 @@ def count_parameters(params: Any) -> dict[str, Any]:
 
 
 def estimate_memory(config: Config, params: Any) -> dict[str, float]:
-    """Estimate the MiB of a step on a device with replicated parameters, without activations."""
+    """Estimate the MiB that a step needs on a device, without activations, if parameters are replicated."""
     state = jax.eval_shape(lambda p: init_state(p, config.optim), params)
     sizes = {
         "parameters": _bytes_of(state.params),

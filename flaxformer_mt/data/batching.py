@@ -147,7 +147,7 @@ class Groups(NamedTuple):
     shape_numbers: np.ndarray
 
     def take(self, batches: Any) -> "Groups":
-        """Return the groups of the selected batches, in the order of the index `batches`."""
+        """Return the groups of the batches that the index `batches` selects, in its order."""
         taken = (self.starts[batches], self.stops[batches], self.shape_numbers[batches])
         return Groups(self.examples, self.rows, *taken)
 
@@ -175,7 +175,7 @@ class EpochPlan:
         return PlannedBatch(examples[pairs], numbers, self.shapes[shape_numbers[index]], self.packed)
 
     def shorten(self, batches: int) -> "EpochPlan":
-        """Return the plan with its first `batches` batches; its counts still cover the whole epoch."""
+        """Return a plan of the first `batches` batches, whose counts still cover the whole epoch."""
         return dataclasses.replace(self, groups=self.groups.take(slice(batches)))
 
     @property

@@ -81,12 +81,12 @@ class Curriculum:
         return random.permutation(np.arange(size, dtype=np.int32 if size < 2**31 else np.int64))
 
     def batches_left(self, place: Position) -> int | None:
-        """Return how many batches the stage has left when an epoch begins; None if not limited by steps."""
+        """Return how many batches the stage has left when an epoch begins; None: no limit in steps."""
         steps = self.stages[place.stage].steps
         return None if steps is None else steps * self._accumulation - place.stage_batches
 
     def after(self, place: Position, batches: int) -> Position:
-        """Return the beginning of the next epoch, after the epoch at `place` with this number of batches."""
+        """Return the position after the epoch that begins at `place` and has this number of batches."""
         stage = self.stages[place.stage]
         place = Position(
             place.epoch + 1, 0, place.stage, place.stage_epoch + 1, place.stage_batches + batches

@@ -109,7 +109,7 @@ class PieceList(NamedTuple):
 
 
 def make_opennmt_list(names: Sequence[str], specials: Specials, bos: str) -> PieceList:
-    """Return the subwords of OpenNMT-py or eole; the fillers and `bos` are marked as unused in text."""
+    """Make the subword list of OpenNMT-py or eole; the fillers and `bos` are marked as unused in text."""
     unused = {name for name in names if name == bos or name.startswith("averyunlikelytoken")}
     return PieceList(names, specials, unused)
 
