@@ -85,7 +85,7 @@ def choose_sets(parent: Parent, corpus: Direction, replay: str | None) -> list[C
 
 
 def choose_weights(parent: Parent, sizes: Sequence[int]) -> Choice:
-    """Choose data.weights; `sizes` has the number of pairs of each set, first of the sets of the corpus."""
+    """Choose data.weights; `sizes` are the numbers of pairs in the sets, the new corpus first."""
     new, old = sizes[: parent.new_sets], sizes[parent.new_sets :]
     shares = [size ** (1 / _TEMPERATURE) for size in old]
     unit = _REPLAY / (1 - _REPLAY) * sum(new) / sum(shares)

@@ -18,7 +18,7 @@ _ESCAPED = "&#124;" * 3
 
 @dataclass(frozen=True)
 class TranslationFormat:
-    """Selects the output of a translation.
+    """Selects what is written for each translation.
 
     Columns, separated by tabs: score, log-probability and token log-probabilities, alignment, text (always).
     n_best: one line `i ||| text ||| score` per hypothesis, with the alignment as a fourth field; ||| in a

@@ -81,7 +81,7 @@ def describe_output(
     inputs: Iterable[str],
     fields: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Describe the output by JSON values, which must be equal when it is resumed; requests have `fields`."""
+    """Return JSON values that must be the same when output is resumed; all requests have `fields`."""
     from flaxformer_mt.atomic_folder import digest
 
     glossary = fields.get("glossary")
@@ -504,7 +504,7 @@ def _check_flags(options: TranslateOptions) -> None:
 
 
 def check_line_flags(options: TranslateOptions | CorpusOptions) -> None:
-    """Raise UserError for flags about input lines that exclude each other or have no effect."""
+    """Raise UserError if flags about input lines exclude each other or have no effect."""
     if options.resume and options.overwrite:
         raise UserError("--resume and --overwrite exclude each other; leave one out")
     if options.document_ids == STANDARD or (options.document_ids and not options.documents):

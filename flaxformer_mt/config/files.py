@@ -80,7 +80,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def from_dict(values: dict[str, Any], origin: str = "this config") -> Config:
-    """Make a config from JSON values; warn of removed fields; raise UserError if the network needs them."""
+    """Make a config from JSON values; warn of removed fields, or raise UserError if they are needed."""
     rest, changed = take_out(values)
     for name, removed in changed.items():
         if removed.needed:

@@ -147,7 +147,7 @@ def _make_dict(*arguments: Any) -> dict[Any, Any]:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint, which is a dict; raise UserError if this would execute code of the file."""
+    """Read a checkpoint, which is a dict; raise UserError if this would execute code in the file."""
     if not path.is_file():
         raise UserError(f"{path} does not exist; give its folder or the file itself as --input=PATH")
     try:

@@ -155,7 +155,7 @@ def find_unequal_lengths(block: TextBlock, rules: CleanConfig) -> np.ndarray:
 
 
 def find_other_numbers(block: TextBlock, rules: CleanConfig) -> np.ndarray:
-    """Find pairs with different digits 1 to 9 on the two sides, in any order and script; report the source.
+    """Report the source if its digits 1 to 9, in any order and script, are not those of the target.
 
     Zeros and separators are ignored, as in OpusFilter's rule for numerals (Aulamo et al. 2020), because
     languages write numbers such as 1,000 and 0.5 in different ways.

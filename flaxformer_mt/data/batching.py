@@ -30,7 +30,7 @@ def deal_evenly(
     rows: int,
     random: np.random.Generator,
 ) -> np.ndarray:
-    """Order shuffled pairs so that consecutive batches of `rows` have similar numbers of tokens.
+    """Order shuffled pairs so that consecutive batches of `rows` pairs have similar numbers of tokens.
 
     The pairs are sorted by target length and cut into groups that have one pair for each batch. From each
     group, the batch with the fewest source tokens so far takes the pair with the longest source. Ties and the
@@ -147,7 +147,7 @@ class Groups(NamedTuple):
     shape_numbers: np.ndarray
 
     def take(self, batches: Any) -> "Groups":
-        """Return the groups of the batches that the index `batches` selects, in its order."""
+        """Return the groups of the batches that the index `batches` selects, in the same order."""
         taken = (self.starts[batches], self.stops[batches], self.shape_numbers[batches])
         return Groups(self.examples, self.rows, *taken)
 

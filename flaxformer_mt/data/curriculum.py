@@ -53,7 +53,7 @@ class Curriculum:
         return place.stage >= len(self.stages)
 
     def draw(self, place: Position) -> np.ndarray:
-        """Return the numbers of the pairs of an epoch, counted over all sets, in arbitrary order."""
+        """Return the pairs of an epoch as numbers, counted from 0 over all sets, in arbitrary order."""
         stage, start = self.stages[place.stage], 0
         drawn = [np.zeros(0, np.int64)]
         for number, (size, share) in enumerate(zip(self._sizes, stage.shares, strict=True)):

@@ -47,7 +47,7 @@ class ModelThread:
         return future
 
     def stop(self, *, patience: float | None = None) -> None:
-        """End the thread after its current step and wait `patience` seconds for it; unanswered requests fail."""
+        """End the thread after its current step, waiting at most `patience` seconds; open requests fail."""
         self._arriving.put(None)
         self._thread.join(patience)
 

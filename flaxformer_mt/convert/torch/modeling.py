@@ -94,7 +94,7 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Return next-token logits [B, T, V] for source ids [B, S] and target ids [B, T].
 
-        Target ids start with bos. Masks are True at tokens, False at padding ids, which is the default.
+        Target ids start with bos. Masks are True at tokens, False at padding; the default masks padding ids.
         """
         source_mask = source != self.special.pad if source_mask is None else source_mask
         target_mask = target_in != self.special.pad if target_mask is None else target_mask
