@@ -47,7 +47,7 @@ Result = TypeVar("Result")
 
 
 class BuildStopped(Exception):
-    """Raised if the event `stop` is set during a build or while a process waits for another build."""
+    """Raised if the event `stop` is set during a build, or while waiting for another process's build."""
 
 
 def artifact(

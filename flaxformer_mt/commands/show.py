@@ -109,7 +109,7 @@ def _time_at_peak(config: Config, flops: int, kind: str) -> dict[str, Any] | Non
 
 
 def longest_batch(config: Config) -> BatchArray:
-    """Return an empty batch with the shape for the longest sentences that the config allows."""
+    """Return a batch of padding, in the shape for the longest sentences that the config allows."""
     shape, packed = make_longest_shape(config.data), config.data.batching == "pack"
     ids: dict[str, Any] = {"pad_id": config.vocab.pad_id, "bos_id": config.vocab.bos_id}
     columns: dict[str, Column] = {}

@@ -111,7 +111,7 @@ def as_batch(batch: Batch | BatchArray) -> Batch:
 
 
 class RowShare(NamedTuple):
-    """Selects rows of a batch: the batch is cut into `parts` equal blocks, of which `blocks` are selected."""
+    """Selects rows of a batch that is cut into `parts` equal blocks; `blocks` are the selected indices."""
 
     parts: int
     blocks: tuple[int, ...]

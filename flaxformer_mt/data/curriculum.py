@@ -21,7 +21,7 @@ from flaxformer_mt.data.epoch_stores import EpochStores
 
 
 class Position(NamedTuple):
-    """The position of the next batch: number `index` of `epoch`; epochs are counted over all stages.
+    """The position of the next batch: batch `index` of `epoch`; epochs are numbered across all stages.
 
     stage_epoch, stage_batches: how many epochs and batches the stage had before this epoch; 0 without stages.
     """

@@ -191,7 +191,7 @@ class Files(NamedTuple):
 
 
 def make_files(weights: Weights, *, multiple: int = 1) -> Files:
-    """Make the content of the files; vocabularies are padded to a multiple of `multiple` subwords."""
+    """Make the content of Marian's files; vocabularies are padded to a multiple of `multiple` subwords."""
     config, vocabs = weights.config, weights.vocabs
     tensors = _make_table(config.model, vocabs).to_foreign(weights.leaves)
     models, rows = [], {}
