@@ -47,7 +47,7 @@ Result = TypeVar("Result")
 
 
 class BuildStopped(Exception):
-    """Raised when the event `stop` is set, in a build or in a process that waits for one."""
+    """Raised if the event `stop` is set during a build, or while waiting for another process's build."""
 
 
 def artifact(
@@ -58,10 +58,10 @@ def artifact(
     resume: bool = False,
     stop: threading.Event | None = None,
 ) -> Result:
-    """Load `folder`; if it is absent or damaged, build it: `build` writes its files and returns metadata.
+    """Load `folder`; if it is absent or damaged, `build` first writes its files and returns metadata.
 
-    One process builds, in the locked folder `.writing-NAME`, and the others wait. With `resume`, the builder
-    gets the files of a killed one. When another thread sets `stop`, a waiting process raises `BuildStopped`.
+    One process builds, in the locked folder `.writing-NAME`, and the others wait. With `resume`, `build`
+    gets the files that a killed build left. When another thread sets `stop`, waiting raises `BuildStopped`.
     """
     for _ in range(_ATTEMPTS):
         if metadata := read_artifact(folder):
@@ -90,7 +90,7 @@ def artifact(
 
 
 def read_artifact(folder: Path) -> tuple[Any] | None:
-    """Return (metadata,) of a cached folder; None if it is absent, or damaged: then warn and remove it."""
+    """Return (metadata,) of a cached folder, or None if it is absent or damaged; remove a damaged folder."""
     if not os.path.lexists(folder):
         return None
     if damage := find_damage(folder):
@@ -171,7 +171,7 @@ def save_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def map_arrays(folder: Path, metadata: Any = None) -> dict[str, np.ndarray]:
-    """Memory-map the arrays that `save_arrays` wrote, by name; their data are read when they are used."""
+    """Return memory maps of the arrays that `save_arrays` wrote, by name; data are read on access."""
     return {
         path.stem: np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
         for path in folder.glob("*.npy")
@@ -200,7 +200,7 @@ def new_folder(final: Path) -> Iterator[Path]:
 
 
 def begin_folder(final: Path) -> Path:
-    """Create an empty hidden folder in which to write `final`; no other process uses its random name."""
+    """Create an empty hidden folder with a random name, which is later renamed to `final`."""
     partial = final.with_name(f"{_WRITING}{final.name}-{secrets.token_hex(8)}")
     partial.mkdir(parents=True)
     return partial
@@ -267,7 +267,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def sweep_folders(parent: Path) -> None:
-    """Remove hidden folders that a killed process left; only the process that writes `parent` may call it.
+    """Remove hidden folders that a killed process left; only call this in the process that writes `parent`.
 
     A folder that was renamed to `.replaced-NAME`, but never replaced, gets its name back.
     """

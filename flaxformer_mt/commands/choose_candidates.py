@@ -34,7 +34,7 @@ _EXAMPLES, _SHOWN = 5, 200
 
 
 class Group(NamedTuple):
-    """Translations of a source, the problem of each translation ("": none), and the reference or None."""
+    """A source, its candidate translations, the problem of each ("": none), and the reference or None."""
 
     source: str
     texts: Sequence[str]
@@ -45,7 +45,7 @@ class Group(NamedTuple):
 def choose(
     groups: Sequence[Group], options: DistilOptions, direction: Direction
 ) -> Iterator[tuple[int | None, list[float]]]:
-    """Yield for each group the index of the chosen text (None if all have problems) and all scores."""
+    """For each group, yield the index of the chosen text (None if all texts have problems) and all scores."""
     for group, scores in zip(groups, _score(groups, options, direction), strict=True):
         numbers = [number for number, problem in enumerate(group.problems) if not problem]
         yield max(numbers, key=scores.__getitem__, default=None), scores  # of equal ones the first
@@ -81,7 +81,7 @@ def _score(groups: Sequence[Group], options: DistilOptions, direction: Direction
 
 
 def write_choices(options: DistilOptions, candidates: str, direction: Direction) -> None:
-    """Check and score all candidates and write the choices to DIR/choices.jsonl, or resume this work."""
+    """Check and score all candidates and write the choices to DIR/choices.jsonl; --resume continues."""
     names = [field.name for field in dataclasses.fields(PairRules) if field.name != "clean_scores"]
     names += ["targets", "metric", "invalid_utf8", "source_language", "target_language"]
     origin = {name: getattr(options, name) for name in names} | {"phrases": digest_file(PHRASES)}
@@ -120,7 +120,7 @@ def write_choices(options: DistilOptions, candidates: str, direction: Direction)
 
 
 class CandidateReport:
-    """Counts, problems and scores of all candidates; `read_pairs` fills it."""
+    """Collects counts, problems and scores of all candidates while `read_pairs` is iterated."""
 
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {"candidates": 0, "mended": 0, "without_translation": 0, "problems": {}}

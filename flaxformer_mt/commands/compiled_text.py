@@ -100,7 +100,7 @@ def _count_trips(bodies: dict[str, _Body], loop: _Instruction) -> int:
 def read_collectives(text: str, times: int = 1) -> dict[str, Counter[str]]:
     """Count the collectives in `times` runs of a program, by kind; loops of unknown length count once.
 
-    count: number of executions. bytes: total size of their results on one device.
+    count: number of executions. bytes: total size of the results on one device.
     """
     bodies, entry = _read_computations(text)
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -124,7 +124,7 @@ def read_collectives(text: str, times: int = 1) -> dict[str, Counter[str]]:
 
 
 def bytes_of(result: str) -> int:
-    """Return the bytes of all arrays in an HLO type: `(f32[2,3]{1,0}, bf16[4])` has 24 + 8 = 32."""
+    """Return the bytes of all arrays in an HLO type: `(f32[2,3]{1,0}, bf16[4])` gives 24 + 8 = 32."""
     total = 0
     for kind, bits, axes in _ARRAY.findall(result):
         if kind == "token":

@@ -60,7 +60,7 @@ def _read_stages(path: str) -> tuple[StageConfig, ...]:
 
 
 def expand_path(name: str, path: Path) -> Path:
-    """Expand ~ in a flag's path, as shells do not in --run=~/x; for --run, return the run's local copy."""
+    """Expand ~ in a flag's path, since shells leave --run=~/x as it is; for --run, return a local copy."""
     if name == "run":
         return open_copy(path)
     # Inputs, outputs and the URL of a parent are known when the command runs.
@@ -68,7 +68,7 @@ def expand_path(name: str, path: Path) -> Path:
 
 
 def run_locally(run: Callable[[Any], object], options: Any) -> object:
-    """Run a command with local copies of its inputs; upload its output at the end if it is a URL."""
+    """Run a command; download inputs that are URLs first, and upload an output that is a URL at the end."""
     fields = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
     # A sentence, not a file; and a folder that must be empty, of which `export_run` takes care.
     others = {PlotOptions: "source", ExportOptions: "output"}.get(type(options))

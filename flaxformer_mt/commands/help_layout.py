@@ -35,7 +35,7 @@ class FlagHelp(NamedTuple):
 
 
 class FieldComment(NamedTuple):
-    """The comment above a field as one line, and the group of the field."""
+    """The comment above a field as one line, and the field's group in the help."""
 
     text: str
     group: str
@@ -72,7 +72,7 @@ def format_help(
 
 
 def list_flags(kind: type, *, default: Any = None) -> Iterator[FlagHelp]:
-    """Yield the flags of a command, except config fields: required, then its class's own, then inherited."""
+    """Yield a command's flags, except config fields: required flags first, inherited flags last."""
     comments, declared = read_comments(kind), list(kind.__dict__.get("__annotations__", {}))
 
     def place(field: dataclasses.Field[Any]) -> tuple[bool, int]:

@@ -206,7 +206,7 @@ def _write_pairs(
 
 
 def read_n_best(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the translations of each input line from the lines of an n-best list, best first."""
+    """Read the lines of an n-best list; yield the translations of each input line, best first."""
     for _, group in itertools.groupby(lines, key=lambda line: line.partition(" ||| ")[0]):
         yield [line.split(" ||| ")[1].replace("&#124;&#124;&#124;", "|||") for line in group]
 

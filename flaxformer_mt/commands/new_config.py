@@ -40,7 +40,7 @@ _PERCENTAGE = 99.9
 
 
 def format_config(summary: str, description: str, choices: Sequence[Choice]) -> str:
-    """Return the text of a config file, in which the reason for each choice is a comment above the choice."""
+    """Return the text of a config file, in which a comment above each choice gives the reason."""
     named = {choice.name.partition(".")[0] for choice in choices}
     kinds = {name: kind.__name__ for name, kind in typing.get_type_hints(Config).items() if name in named}
     values = {type(choice.value).__name__ for choice in choices if dataclasses.is_dataclass(choice.value)}
@@ -80,7 +80,7 @@ def _spell(value: object) -> str:
 
 
 class CorpusFiles(NamedTuple):
-    """Fields of the config's section `data`; `links` maps names of links in `text_dir` to corpus files."""
+    """Values for the config section `data`; `links`: names of links in `text_dir` -> corpus files."""
 
     text_dir: Path
     train_split: str

@@ -32,7 +32,7 @@ class Parent(NamedTuple):
 
     @property
     def new_sets(self) -> int:
-        """Number of directions of the corpus that are trained: 2 for models with language tags, else 1."""
+        """Number of training directions for the corpus: 2 if the model has language tags, else 1."""
         data = self.config.data
         return 2 if data.tag_style not in ("opus", "t5") or data.target_tags == "always" else 1
 
@@ -85,7 +85,7 @@ def choose_sets(parent: Parent, corpus: Direction, replay: str | None) -> list[C
 
 
 def choose_weights(parent: Parent, sizes: Sequence[int]) -> Choice:
-    """Choose data.weights; `sizes` are the numbers of pairs of all sets, beginning with the corpus."""
+    """Choose data.weights; `sizes` are the numbers of pairs in the sets, the new corpus first."""
     new, old = sizes[: parent.new_sets], sizes[parent.new_sets :]
     shares = [size ** (1 / _TEMPERATURE) for size in old]
     unit = _REPLAY / (1 - _REPLAY) * sum(new) / sum(shares)
@@ -95,7 +95,7 @@ def choose_weights(parent: Parent, sizes: Sequence[int]) -> Choice:
 
 
 def adapt(parent: Parent, machine: Machine, choices: Sequence[Choice]) -> list[Choice]:
-    """Replace the choices of network, search and learning rate by the parent's; choose what is trained."""
+    """Take network and search from the parent; choose the learning rate and the trained parameters."""
     needed, rate = parent.parameters * _BYTES, min(1e-3, round(0.1 / parent.config.model.model_dim, 6))
     size = f"{parent.parameters:,} parameters take {needed / (1 << 30):.1f} GiB in training"
     trained = Choice("optim.freeze", (), f"all are trained, embeddings too, as new rows must be: {size}")

@@ -34,7 +34,7 @@ class Choice(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """JAX's platform, the number of devices, their memory in bytes, and whether bfloat16 is faster."""
+    """JAX's platform, number of devices, bytes of memory on each, and whether bfloat16 is faster."""
 
     name: str
     platform: str
@@ -44,7 +44,7 @@ class Machine(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """Number of pairs, sum of their longer sides in tokens, and 99.9th percentiles of lengths in tokens."""
+    """Number of pairs, tokens (only the longer side of each pair), and 99.9th percentiles of lengths."""
 
     pairs: int
     tokens: int

@@ -22,7 +22,7 @@ def name_teacher(run: Path) -> Path:
 
 
 def choose_student(teacher: Sequence[Choice], run: Path, goal: str) -> list[Choice]:
-    """Return the student's choices: the teacher's, except for text, vocabulary, network and search."""
+    """Return the teacher's choices with changes for the student: text, vocabulary, network and search."""
     text, vocab = Path(f"{run}_distilled").absolute(), name_teacher(run).absolute() / "vocab"
     values = {choice.name: choice.value for choice in teacher}
     # The engines of browsers multiply matrices whose widths are multiples of 64.
@@ -70,7 +70,7 @@ def list_commands(run: Path, goal: str, data: DataConfig) -> list[list[str]]:
 
 
 def write_text(data: DataConfig, run: Path) -> None:
-    """Write the cleaned training pairs, which `distil` reads, and the held-out pairs of the student."""
+    """Write the cleaned training pairs, for `distil`, and the held-out pairs, for the student."""
     from flaxformer_mt.corpus.reader import Split, read_pairs
 
     folder = Path(f"{run}_distilled")

@@ -32,7 +32,7 @@ WITH_COMMAS = "with commas"
 
 
 def make_flags(section: type, *names: str) -> Any:
-    """Return a dataclass with a section's fields (all if `names` is empty), which are None without a flag.
+    """Return a dataclass with the fields `names` of a section (empty: all); fields without a flag are None.
 
     None means the value in the run's config. `search_flags()` returns the values of the given flags.
     """
@@ -486,7 +486,7 @@ class CorpusOptions(PairRules, FileTranslationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BacktranslateOptions(BackendOptions, CorpusOptions):
-    """Makes training pairs from text in the target language, with translations by --run as sources."""
+    """Makes training pairs from text in the target language, which --run translates to get sources."""
 
     # ---- back-translation ----
 
@@ -525,7 +525,7 @@ class DistilOptions(CorpusOptions, LanguageOptions):
 
 @dataclass(frozen=True)
 class ExportOptions(CheckpointOptions):
-    """Writes a trained model in the format of another system and checks that its outputs agree."""
+    """Writes a trained model in the format of another system and checks that the outputs of both agree."""
 
     # Run directory of a trained model, or its URL (gs://, s3://).
     run: Path
@@ -552,7 +552,7 @@ class ExportOptions(CheckpointOptions):
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """Converts a model of another system to a run directory, to translate, score or train further."""
+    """Converts another system's model to a run directory, for translation, scoring or further training."""
 
     # Folder of the model, its weights file, or the name of a model on Hugging Face's Hub, such as
     # hf:facebook/nllb-200-distilled-600M, or with a revision hf:OWNER/NAME@REVISION.

@@ -18,12 +18,12 @@ _ESCAPED = "&#124;" * 3
 
 @dataclass(frozen=True)
 class TranslationFormat:
-    """Selects the output of a translation.
+    """Selects what is written for each translation.
 
     Columns, separated by tabs: score, log-probability and token log-probabilities, alignment, text (always).
     n_best: one line `i ||| text ||| score` per hypothesis, with the alignment as a fourth field; ||| in a
-    text becomes &#124;&#124;&#124;. unique: no hypothesis whose text equals an earlier one. json: one object
-    with all fields. The score of a blank line is nan, in JSON null.
+    text becomes &#124;&#124;&#124;. unique: leave out hypotheses that repeat an earlier text. json: one
+    object with all fields. The score of a blank line is nan, in JSON null.
     """
 
     n_best: bool = False
@@ -76,7 +76,7 @@ def _describe(hypothesis: Translation, pieces: Pieces) -> dict[str, Any]:
 def format_score(
     score: Translation, number: int, source: str | None, pieces: Pieces, *, tokens: bool, as_json: bool
 ) -> str:
-    """Return the output line for the score of the existing translation `number`, counted from 0.
+    """Return the output line for the score of a translation; `number` is its line, counted from 0.
 
     `source` is None for a language model. `tokens` adds the log-probability and token log-probabilities.
     """

@@ -38,7 +38,7 @@ Figures = dict[str, Any]
 
 
 def plot(options: PlotOptions) -> dict[str, Any]:
-    """Plot the training of a run and, with --source, the attention weights of a sentence; return paths."""
+    """Plot the training of a run and, with --source, attention weights of a sentence; return the files."""
     run_dir, source, checkpoint = open_copy(options.run), options.source, options.checkpoint
     config = read_config(run_dir / "config.json")
     output = options.output or run_dir / "plots"
@@ -80,7 +80,7 @@ def _draw_metrics(config: Config, run_dir: Path, run_name: str) -> Figures:
 def training_panels(
     records: Sequence[Mapping[str, Any]], label_smoothing: float
 ) -> dict[str, dict[str, plots.Curve]]:
-    """Return the panels of curves of a run's metrics, without curves that have no finite value."""
+    """Group the curves of a run's metrics into panels; curves without a finite value are left out."""
     smoothed = f", label smoothing {label_smoothing:g}" if label_smoothing else ""
     panels = {
         "loss": {

@@ -109,7 +109,7 @@ def _time_at_peak(config: Config, flops: int, kind: str) -> dict[str, Any] | Non
 
 
 def longest_batch(config: Config) -> BatchArray:
-    """Return an empty batch with the shape for the longest sentences that the config allows."""
+    """Return a batch of padding, in the shape for the longest sentences that the config allows."""
     shape, packed = make_longest_shape(config.data), config.data.batching == "pack"
     ids: dict[str, Any] = {"pad_id": config.vocab.pad_id, "bos_id": config.vocab.bos_id}
     columns: dict[str, Column] = {}
@@ -131,7 +131,7 @@ def count_parameters(params: Any) -> dict[str, Any]:
 
 
 def estimate_memory(config: Config, params: Any) -> dict[str, float]:
-    """Estimate the MiB of a step on a device with replicated parameters, without activations."""
+    """Estimate the MiB that a step needs on a device, without activations, if parameters are replicated."""
     state = jax.eval_shape(lambda p: init_state(p, config.optim), params)
     sizes = {
         "parameters": _bytes_of(state.params),

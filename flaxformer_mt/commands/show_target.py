@@ -44,7 +44,7 @@ class Compiled(NamedTuple):
 
 
 def show_for_target(config: Config, run_dir: Path | None, target: Target) -> dict[str, Any]:
-    """Return the result of `show`, with an entry `target` about the step as compiled for these devices."""
+    """Return the result of `show`, with an entry `target` that describes a step compiled for the target."""
     jax.config.update("jax_platforms", "cpu")  # the devices at hand, if there are any, are not needed
     result = show(config, run_dir, device_kind=target.accelerator.device_kind)
     sizes = (result["vocabulary"]["source_size"], result["vocabulary"]["target_size"])
@@ -89,9 +89,9 @@ def describe_update(config: Config, target: Target, *, sizes: tuple[int, int]) -
 
 
 def compile_update(config: Config, parallel: Parallel, sizes: tuple[int, int]) -> list[Compiled]:
-    """Compile one training step for the longest batch; with gradient accumulation, its three programs.
+    """Compile a training step for the longest batch: one program, or three with gradient accumulation.
 
-    Rows are added to the batch until their number is divisible over the devices.
+    Rows are added to the batch until the devices can divide them equally.
     """
     model, _ = make_training_model(config, parallel, sizes=sizes)
     step = compile_train_step(model, config, parallel)

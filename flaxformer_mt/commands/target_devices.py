@@ -15,7 +15,7 @@ from flaxformer_mt.errors import UserError, first_line, install_command
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A kind of accelerator; `device_kind` is JAX's name, by which `flops.peak_flops` knows it.
+    """A kind of accelerator; `device_kind` is its name in JAX, which `flops.peak_flops` expects.
 
     memory: bytes that programs can use. bandwidth: bytes per second between device and memory. slices: shapes
     of TPU slices that Google Cloud offers.
@@ -46,7 +46,7 @@ ACCELERATORS = {
 
 @dataclass(frozen=True)
 class Target:
-    """Devices to compile for: `groups` TPU slices of `shape`, such as "2x2", or hosts with `shape` GPUs."""
+    """Devices to compile for: `groups` TPU slices of `shape`, such as "2x2", or hosts of `shape` GPUs."""
 
     kind: str
     shape: str
@@ -103,7 +103,7 @@ _GPU_CORES = {
 
 
 def describe_gpu(kind: str) -> str:
-    """Describe a GPU for XLA's compiler, as the text format of XLA's message GpuTargetConfigProto."""
+    """Describe a GPU for XLA's compiler by the protobuf message GpuTargetConfigProto in text format."""
     cores, fpus, shared, shared_optin, cache, clock, capability = _GPU_CORES[kind]
     device = ACCELERATORS[kind]
     features = "NONE" if capability == "major: 8" else "ACCELERATED_FEATURES"
@@ -145,7 +145,7 @@ _GPU_MEMORY_SHARE = 0.75
 
 
 def find_devices(target: Target) -> list[jax.Device]:
-    """Return JAX devices that describe the target to its compiler, without the hardware."""
+    """Return JAX devices that describe the target to the compiler; the hardware is not needed."""
     from jax.experimental import topologies
 
     platform = target.accelerator.platform
@@ -181,7 +181,7 @@ def find_devices(target: Target) -> list[jax.Device]:
 
 
 def usable_memory(target: Target) -> int:
-    """Return the usable bytes of a device: all memory of a TPU, or the share of a GPU that JAX reserves."""
+    """Return the usable bytes of a device: all memory of a TPU; of a GPU's memory, what JAX reserves."""
     if target.accelerator.platform == "tpu":
         return target.accelerator.memory
     share = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", _GPU_MEMORY_SHARE)

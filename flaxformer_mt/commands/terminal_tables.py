@@ -11,7 +11,7 @@ Parts = list[str | Table]
 
 
 def summarize_values(values: Mapping[str, Any], indent: str = "") -> str:
-    """Format values as lines, with nested values indented: {"a": {"b": 1}} gives `a` and `  b  1`."""
+    """Format values as lines, nested values indented: {"a": {"b": 1}} gives the lines `a` and `  b  1`."""
     width = max(map(len, values), default=0)
     lines = []
     for name, value in values.items():

@@ -81,7 +81,7 @@ def describe_output(
     inputs: Iterable[str],
     fields: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return, as JSON values, what must not change if output is resumed; all requests share `fields`."""
+    """Return JSON values that must be the same when output is resumed; all requests have `fields`."""
     from flaxformer_mt.atomic_folder import digest
 
     glossary = fields.get("glossary")
@@ -111,7 +111,7 @@ def _digest(file: str | None) -> str:
 
 
 class PlainOutput:
-    """An output that cannot be resumed, with methods of `ResumableOutput`; starts after `done` lines."""
+    """Has the methods of `ResumableOutput`, but cannot be resumed; skips the first `done` input lines."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write, self.done = write, 0
@@ -128,7 +128,7 @@ class PlainOutput:
 def open_one_output(
     options: TranslateOptions, origin: Callable[[], dict[str, Any]], window: int, *, keep: bool
 ) -> Iterator[ResumableOutput | PlainOutput]:
-    """Open the output, which only the first process writes; all processes start after the same line."""
+    """Open the output, which only the first process writes; all processes skip the lines already done."""
     from flaxformer_mt.parallel.processes import exchange, is_first
 
     output: ResumableOutput | PlainOutput
@@ -155,9 +155,9 @@ def open_one_output(
 
 
 class TranslatedBlock(NamedTuple):
-    """The output lines for each line of a block, and their total number of target tokens.
+    """The output lines for each line of a block, and the total number of target tokens.
 
-    `counts`: numbers of segments that processing steps have changed, by the message to users.
+    `counts`: numbers of segments that a processing step changed, by the step's message to users.
     """
 
     outputs: list[list[str]]
@@ -232,7 +232,7 @@ def _open_translator(
 
 
 def check_equal(first: dict[str, Any], other: dict[str, Any]) -> None:
-    """Raise UserError unless two workers have equal descriptions, so that their results are equal."""
+    """Raise UserError if the descriptions of two workers differ, since their results would differ."""
     for name in first | other:
         if first.get(name) != other.get(name):
             raise UserError(
@@ -302,7 +302,7 @@ def _find_search_changes(options: TranslateOptions) -> dict[str, Any]:
 
 
 def check_workers(options: WorkerOptions) -> bool:
-    """Return whether workers translate; if so, this process does not use the accelerators."""
+    """Return whether worker processes translate; if so, keep this process off the accelerators."""
     if options.workers is None and options.ray is None:
         return False
     flag = "ray" if options.ray is not None else "workers"
@@ -386,7 +386,7 @@ def write_translations(
 ) -> None:
     """Translate --input in blocks of lines, and write the output of the blocks in order.
 
-    `data` has the number of context lines (None: no context); all requests share `fields`.
+    `data.context` is the number of context lines (None: no context); all requests have `fields`.
     """
     from flaxformer_mt.text_io.throughput import Throughput
 
@@ -504,7 +504,7 @@ def _check_flags(options: TranslateOptions) -> None:
 
 
 def check_line_flags(options: TranslateOptions | CorpusOptions) -> None:
-    """Raise UserError for flags about input lines that exclude each other or have no effect."""
+    """Raise UserError if flags about input lines exclude each other or have no effect."""
     if options.resume and options.overwrite:
         raise UserError("--resume and --overwrite exclude each other; leave one out")
     if options.document_ids == STANDARD or (options.document_ids and not options.documents):
@@ -526,7 +526,7 @@ def _check_standard_input(options: TranslateOptions, *, uses_workers: bool) -> N
 
 
 def check_lengths(options: Any, flags: Sequence[str], name: str) -> None:
-    """Raise UserError if the files of `flags` do not have as many lines as the file --name."""
+    """Raise UserError if a file of `flags` and the file of the flag `name` differ in their line counts."""
     num_lines = count_lines(getattr(options, name))
     for flag in flags:
         if (path := getattr(options, flag, None)) is None:

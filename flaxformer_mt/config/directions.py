@@ -72,7 +72,7 @@ def find_directions(data: DataConfig) -> list[Direction]:
 
 
 def common_languages(directions: Iterable[Direction]) -> Direction:
-    """Return the source and the target language that all directions share; "" if the directions differ."""
+    """Return the source and the target language that all directions share; "" where they differ."""
     sides = (set(side) for side in zip(*directions, strict=True))
     return Direction(*(languages.pop() if len(languages) == 1 else "" for languages in sides))
 

@@ -52,7 +52,7 @@ class Bounds:
 
 
 def at_least(low: float) -> Bounds:
-    """Return the bounds of numbers of at least `low`; whole numbers must also fit into 32 bits."""
+    """Return the bounds x >= `low`; whole numbers must also fit into 32 bits."""
     return Bounds(low)
 
 
@@ -65,13 +65,13 @@ def between(low: float, high: float) -> Bounds:
 
 
 def share() -> Bounds:
-    """Return the bounds of numbers from 0 to below 1, such as dropout rates."""
+    """Return the bounds 0 <= x < 1, for dropout rates and other shares."""
     return Bounds(0, 1, high_open=True)
 
 
 @dataclass(frozen=True)
 class MayChange:
-    """Marks a field that may change when a run is resumed; `effect` says how results change, or is ""."""
+    """Marks a field that may change when a run is resumed; `effect` says how results change, "" if not."""
 
     effect: str = ""
 
@@ -117,7 +117,7 @@ def make_section(kind: type, values: Mapping[str, Any], where: str) -> Any:
 
 
 def replace_fields(section: Any, changes: Mapping[str, Any], where: str) -> Any:
-    """Return a copy of a section with changed fields; `changes` maps dotted names to values."""
+    """Return a copy of a section with changed fields; `changes` maps their dotted names to the new values."""
     values: dict[str, Any] = {}
     inner: dict[str, dict[str, Any]] = {}
     hints = typing.get_type_hints(type(section))

@@ -80,7 +80,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def from_dict(values: dict[str, Any], origin: str = "this config") -> Config:
-    """Make a config from JSON values; removed fields are warnings, or errors if the network needs them."""
+    """Make a config from JSON values; warn of removed fields, or raise UserError if they are needed."""
     rest, changed = take_out(values)
     for name, removed in changed.items():
         if removed.needed:
@@ -193,7 +193,7 @@ def list_recipes() -> dict[str, Path]:
 
 
 def find_config(name: str) -> Path:
-    """Find a config file: a path, else the recipe `name`, else configs/NAME.py in the working directory."""
+    """Return the first that exists of the file `name`, the recipe `name`, and configs/NAME.py."""
     path, recipes = Path(name).expanduser(), list_recipes()
     if path.is_file() or (path / "config.json").is_file() or path.parent != Path("."):
         return path  # load_config reports a missing file, a run directory and a folder
@@ -266,7 +266,7 @@ def user_cache_dir() -> Path:
 
 @functools.cache  # one warning
 def is_private(folder: Path) -> bool:
-    """Create a folder if it is absent; return whether only this user can write to it, and otherwise warn."""
+    """Create a folder if it is absent; return whether only this user can write to it, and warn if not."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:

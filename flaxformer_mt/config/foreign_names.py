@@ -95,7 +95,7 @@ _OTHERWISE = {
 
 
 def find_field(name: str) -> str:
-    """Return the field that has this name in another toolkit: "optim.learning_rate" for lr; else ""."""
+    """Translate a field's name in another toolkit: lr gives "optim.learning_rate"; unknown names give ""."""
     return next((ours for ours, names in FOREIGN_NAMES.items() if "." in ours and name in names.split()), "")
 
 

@@ -15,8 +15,7 @@ from flaxformer_mt.errors import UserError
 class Removed(NamedTuple):
     """A removed field, value or flag.
 
-    default: the value that is still accepted; ... accepts any value, as for the options of a removed kind of
-    noise.
+    default: the only value that is still accepted; Ellipsis: any value, as for options of removed noise.
     needed: whether runs that were trained with another value can no longer be used.
     """
 
@@ -143,7 +142,7 @@ def take_out(values: Mapping[str, Any], where: str = "") -> tuple[dict[str, Any]
 
 
 def refuse_removed(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Return the values without removed fields; removed fields with non-default values are errors."""
+    """Return the values without removed fields; raise UserError if one of these had a non-default value."""
     rest, changed = take_out(values, where)
     if changed:
         raise UserError(

@@ -436,7 +436,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """Low-rank adaptation (Hu et al. 2022) of a trained model: small changes of frozen matrices."""
+    """Low-rank adaptation (Hu et al. 2022) of a trained model: trains small changes to frozen matrices."""
 
     # Rank of the change that is trained for each adapted matrix, such as 8 or 32. All other parameters are
     # frozen. Needs a trained model to start from, as with --init. 0: off.
@@ -485,7 +485,7 @@ class OptimConfig:
     # the encoder and all embeddings. LoRA freezes all parameters, regardless of this field. Empty: all are
     # trained.
     freeze: tuple[str, ...] = ()
-    # Low-rank adaptation (LoRA) of a trained model: small changes of frozen matrices.
+    # Low-rank adaptation (LoRA) of a trained model: trains small changes to frozen matrices.
     lora: LoraConfig = field(default_factory=LoraConfig)
 
 
@@ -551,7 +551,7 @@ class TrainConfig:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The validation metrics that best_metric names; the first one selects the best checkpoint."""
+        """The validation metrics that best_metric names; the first metric selects the best checkpoint."""
         return tuple(name.strip() for name in self.best_metric.split(","))
 
 

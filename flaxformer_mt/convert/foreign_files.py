@@ -37,7 +37,7 @@ def stored_bytes(folder: Path) -> int:
 
 
 def check_tensors(tensors: dict[str, Any], path: Path) -> None:
-    """Raise UserError unless all PyTorch tensors are plain floating-point arrays that fit in the file."""
+    """Raise UserError unless all PyTorch tensors are plain floating-point arrays, no larger than the file."""
     size = path.stat().st_size
     problems = [
         f"{name} {problem}" for name, tensor in tensors.items() if (problem := _problem(tensor, size))
@@ -100,7 +100,7 @@ def read_text(path: Path, *, most: int = 1 << 30, remedy: str = "copy it again")
 
 
 def check_unpacked_size(path: Path) -> None:
-    """Raise UserError if a zip archive would need much more memory than the size of the file."""
+    """Raise UserError if a zip archive unpacks to much more data than the size of its file."""
     with zipfile.ZipFile(path) as archive:
         unpacked = sum(entry.file_size for entry in archive.infolist())
     if unpacked > 2 * path.stat().st_size + (1 << 20):

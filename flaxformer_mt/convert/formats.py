@@ -132,7 +132,7 @@ def absent_shapes(model: ModelConfig, fields: Iterable[str], **sizes: int) -> Sh
 def make_table(
     model: ModelConfig, vocabs: Vocabs, rules: Rules, what: str, absent: Iterable[str] = ()
 ) -> Table:
-    """Make a name table; `absent` are fields whose parameters the foreign network always has."""
+    """Make a name table; `absent`: fields whose parameters foreign networks have even if ours lack them."""
     sizes = {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
     return Table(shapes_of(model, **sizes), rules, what=what, absent=absent_shapes(model, absent, **sizes))
 

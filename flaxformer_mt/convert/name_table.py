@@ -167,7 +167,7 @@ class Table:
         return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if len(shapes) > 1 else shapes[0]
 
     def to_foreign(self, leaves: Leaves, *, tied: bool = True) -> Tensors:
-        """Convert Flax parameters to foreign arrays; without `tied`, return one of several tied arrays."""
+        """Convert Flax parameters to foreign arrays; without `tied`, of tied arrays only the first."""
         tensors: Tensors = {}
         built: dict[tuple[_Part, ...], np.ndarray] = {}
         for name, entry in self._entries.items():
@@ -333,7 +333,7 @@ def read_names(
 
     parameters: Flax name of a parameter -> suffix of the foreign name.
     layouts: pattern for the end of a Flax path -> layout of the array.
-    half_width: whether all sines precede all cosines in the foreign model, which permutes its width.
+    half_width: whether columns are permuted because the foreign model has all sines before all cosines.
     """
     rules = []
     for ours, theirs in (line.split() for line in text.split("\n") if line.strip()):
@@ -394,7 +394,7 @@ def half_split_order(width: int) -> np.ndarray:
 
 
 def half_split(rule: Rule) -> Rule:
-    """Return the rule with a layout that also permutes the model's width, as in `half_split_order`."""
+    """Return the rule with a layout that also permutes the model's columns, as in `half_split_order`."""
     axis = _find(_WIDTH_AXES, rule.ours if isinstance(rule.ours, str) else rule.ours[0])
     return rule if axis is None else replace(rule, layout=_permute(rule.layout, axis))
 

@@ -28,7 +28,7 @@ Ids = list[list[int]]
 
 @dataclass(frozen=True)
 class Parity:
-    """The result of a parity check; the largest values are taken over target tokens other than padding."""
+    """The result of a parity check; the maxima are over all target tokens except padding."""
 
     largest_difference: float
     largest_output: float
@@ -50,7 +50,7 @@ def check_tolerance(tolerance: float) -> None:
 
 
 class OwnOutputs(NamedTuple):
-    """Batches and the outputs of the Flax model for each; `checked_on` describes the sentences in them."""
+    """Batches, and the Flax model's outputs for them; `checked_on` describes the sentences."""
 
     batches: list[Batch]
     outputs: list[np.ndarray]

@@ -127,7 +127,7 @@ def save_safetensors(tensors: Tensors, path: Path) -> None:
 
 
 class Record:
-    """A substitute for an object of a toolkit's class, with its attributes and constructor arguments."""
+    """Stands for an object of a toolkit's class; keeps the object's attributes and constructor arguments."""
 
     def __new__(cls, *arguments: Any, **options: Any) -> "Record":
         self = super().__new__(cls)
@@ -147,7 +147,7 @@ def _make_dict(*arguments: Any) -> dict[Any, Any]:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint, which is a dict, without executing code in it; raise UserError if it needs code."""
+    """Read a checkpoint, which is a dict; raise UserError if this would execute code in the file."""
     if not path.is_file():
         raise UserError(f"{path} does not exist; give its folder or the file itself as --input=PATH")
     try:

@@ -35,7 +35,7 @@ class Layout(NamedTuple):
     """The pairs of a batch, of which several may share a row.
 
     examples: indices of the pairs in the tokenized data. rows: row of each pair in the batch. source, target:
-    positions of their tokens. shape: number of rows, source length and target length, (B, S, T).
+    places of the pairs' tokens. shape: number of rows, source length and target length, (B, S, T).
     """
 
     examples: np.ndarray

@@ -18,7 +18,7 @@ SEPARATOR = "<sep>"
 
 
 class Context(NamedTuple):
-    """Maximum number of context lines, and maximum total tokens of these lines, the source and eos."""
+    """Maximum number of context lines, and maximum tokens of a source together with these lines and eos."""
 
     lines: int
     longest: int
@@ -28,7 +28,7 @@ class Context(NamedTuple):
         return cls(data.context, data.max_source_length) if data.context else None
 
     def choose(self, own: int, before: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """Return the nearest lines of `before` that fit in front of a source of `own` tokens."""
+        """Return the nearest lines of `before` that fit in front of a source with `own` tokens."""
         first, room = len(before), self.longest - own
         while first > max(0, len(before) - self.lines) and len(before[first - 1]) <= room:
             first -= 1

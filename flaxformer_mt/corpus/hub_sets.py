@@ -15,7 +15,7 @@ PREFIX = "hf:"
 
 
 class HubRows:
-    """The rows of a set with a column per language or, if `nested`, with mappings {language: text}."""
+    """The rows of a Hub data set with a column per language or, if `nested`, mappings {language: text}."""
 
     def __init__(self, rows: Any, languages: tuple[str, str], *, nested: bool) -> None:
         self._rows, self._languages, self._nested = rows, languages, nested

@@ -42,7 +42,7 @@ class LanguageIdentifier:
         self._labels = [label.removeprefix(_LABEL) for label in labels]
 
     def find_others(self, texts: Iterable[str], language: str, *, least: float) -> list[str]:
-        """Return, for each text, its language if the text is not in `language`, else "".
+        """For each text, return its language if that differs from `language`, else "".
 
         A text is in another language if the model gives that language a probability of `least` or more.
         Raises UserError if the model does not know `language`.

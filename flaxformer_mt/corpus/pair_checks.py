@@ -49,8 +49,8 @@ class Finding(NamedTuple):
 class Verdict:
     """The result of checking a block of N pairs.
 
-    kept: mask of the rows to keep, bool [N]. hashes: of both sides, uint64 [N, 2]. problems: by rule.
-    sentences: digests of both sides, uint64 [N, 2]; without a source, both columns are digests of the target.
+    kept: mask of the rows to keep, bool [N]. hashes: of both sides, uint64 [N, 2]. problems: the finding of
+    each rule. sentences: digests of both sides, uint64 [N, 2], or of the target twice if there is no source.
     """
 
     kept: np.ndarray
@@ -155,7 +155,7 @@ def find_unequal_lengths(block: TextBlock, rules: CleanConfig) -> np.ndarray:
 
 
 def find_other_numbers(block: TextBlock, rules: CleanConfig) -> np.ndarray:
-    """Report the source if the two sides differ in their digits 1 to 9, in any order and script.
+    """Report the source if its digits 1 to 9, in any order and script, are not those of the target.
 
     Zeros and separators are ignored, as in OpusFilter's rule for numerals (Aulamo et al. 2020), because
     languages write numbers such as 1,000 and 0.5 in different ways.

@@ -59,7 +59,7 @@ class Side(NamedTuple):
 
 
 class Rows(Protocol):
-    """Pairs of bytes with random access."""
+    """Rows of a split as pairs of bytes, with random access."""
 
     def __len__(self) -> int: ...
 
@@ -105,7 +105,7 @@ class RawSplit:
 
     identity: changes whenever the text does. sides, unit: name the location of a row in messages, such as
     ("train.de", "train.en") and "line". metadata: is copied into the report. languages: ("", "en") for a
-    language model, which has no source. tags: such as (">>fr<<",), precede each source that is not blank.
+    language model, which has no source. tags: precede each source that is not blank, such as (">>fr<<",).
     target_tag: precedes each target, but only when it is tokenized. weights: of the rows in the loss,
     float32; None: all are 1. documents: document number of each row; None: unknown, or not needed.
     """
@@ -196,7 +196,7 @@ class Pairs:
         return self._ends[-1]
 
     def name_texts(self) -> dict[str, str]:
-        """Map the identity of each data set, which changes with its text, to its files, for messages."""
+        """Describe the files of each data set for messages, in a dict whose keys are the sets' identities."""
         names = {split.identity: (*split.sides, split.metadata.get("folder", "")) for split in self._splits}
         return {text: f"{source}, {target} in {folder}" for text, (source, target, folder) in names.items()}
 

@@ -9,7 +9,7 @@ _POINT = re.compile(rb"([0-9]{1,9})-([0-9]{1,9})")
 
 
 def parse_points(line: bytes, sizes: tuple[int, int], *, where: str) -> list[tuple[int, int]]:
-    """Parse unique points, sorted by target, then source position; `sizes` are the numbers of words.
+    """Return a line's unique points, sorted by target, then source position; `sizes`: words of each side.
 
     Raises UserError, with the location `where`, for a malformed point or a position outside the pair.
     """

@@ -96,7 +96,7 @@ def _choose(keys: np.ndarray, sizes: Mapping[str, int], name: str) -> dict[str, 
 
 
 def copy_text(url: str, config: DataConfig) -> Path:
-    """Copy the files in the folder `url` that the config needs, unless unchanged; return the local folder."""
+    """Copy the files that the config needs from the folder `url` if they changed; return the local folder."""
     folder = cache_dir(config) / "text" / hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
     splits = {config.train_split, config.valid_split, config.test_split, "valid", "validation"}
     languages = {language for direction in find_directions(config) for language in direction}
@@ -282,7 +282,7 @@ def _find_file(name: str, file: str, config: DataConfig) -> Path:
 
 
 def has_split(config: DataConfig, split: Split) -> bool:
-    """Return whether the first set of `data.dataset`, or of one of several directions, has the split."""
+    """Return whether the first set of `data.dataset` or, with several directions, of any has the split."""
     members = _choose_members(config, split)
     several = len(find_directions(config)) > 1
     return bool(members) if several else _has_split(members[0], config, split)

@@ -47,7 +47,7 @@ _BEFORE_NUMBER = re.compile(r"((?:[!?\u2026]|(?<=[a-z\u00df-\u00ff]{5})\.)\s)\d"
 def split_sentences(text: str, *, language: str = "") -> list[str]:
     """Split a text after each sentence and the white space that follows it.
 
-    The concatenation of the sentences is the text. A quotation is split as well. A sentence contains a
+    The concatenation of the sentences is the text. Quotations are split as well. A sentence contains a
     letter: "1. Er kam." is one sentence. An initial ends no sentence, nor does a number of one or two digits
     in languages whose ordinal numbers end in a full stop. `language` is a code such as de, de_AT or zh_Hant;
     an unknown code selects rules that most languages share.

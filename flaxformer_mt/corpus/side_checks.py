@@ -79,7 +79,7 @@ class SideProblem:
 def find_side_problems(
     splits: Mapping[str, Pairs], identifier: LanguageIdentifier | None = None
 ) -> list[SideProblem]:
-    """Check both sides of each data set against the split `train`, or by a language identifier."""
+    """Check the sides of each data set with `identifier` or, if it is None, against the split `train`."""
     samples = {name: list(_take_samples(pairs)) for name, pairs in splits.items()}
     known: dict[str, _Profile] = collections.defaultdict(collections.Counter)
     for _, languages, blocks in samples["train"]:

@@ -29,7 +29,7 @@ def read_parquet_pairs(
     """Yield (source, target) of each row from `first` on, in lists of `size`.
 
     The text columns are named after the languages, at the top level or inside of a column `translation`.
-    Null, and the language "", give the empty text. A line feed becomes a space: a sentence is one line.
+    Null becomes "", as does all text of the language "". A line feed becomes a space: a sentence is one line.
     """
     with _open_table(path) as table:
         columns = _find_columns(path, table, languages)

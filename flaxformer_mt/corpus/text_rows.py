@@ -34,7 +34,7 @@ def read_json_pairs(
 ) -> Iterator[tuple[bytes, bytes]]:
     """Yield the (source, target) of each JSON line of a block.
 
-    A line feed becomes a space. Null, and the language "", give the empty text. Raises UserError for an
+    A line feed becomes a space. Null becomes "", as does all text of the language "". Raises UserError for an
     invalid line.
     """
     for number, line in enumerate(block, first_line):
@@ -120,7 +120,7 @@ def load_documents(folder: Path, split: str, *, lines: int) -> np.ndarray:
 def drop_weightless(
     split: RawSplit, rows: np.ndarray | None, report: dict[str, Any]
 ) -> tuple[np.ndarray | None, dict[str, Any]]:
-    """Drop the pairs of weight 0 from `rows`, which cleaning has kept (None: all), and report them."""
+    """Drop pairs of weight 0 from `rows`, the rows kept by cleaning (None: all); report the dropped pairs."""
     if split.weights is None:
         return rows, report
     numbers = np.arange(len(split)) if rows is None else np.asarray(rows)

@@ -25,7 +25,7 @@ def cache_dir(config: DataConfig) -> Path:
 
 
 def compiled_dir() -> Path:
-    """Return the cache folder of compiled programs; since these get executed, no config can change it."""
+    """Return the cache folder of compiled programs; configs cannot set it, as its programs are executed."""
     return user_cache_dir() / "compiled"
 
 

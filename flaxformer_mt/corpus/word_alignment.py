@@ -45,8 +45,8 @@ class _Block(NamedTuple):
 class Lexicon:
     """Probabilities of target words given source words, learned by IBM model 1.
 
-    keys: the word combinations that occur in a pair, as source * width + target, ascending. probabilities: of
-    each key; the last two entries are for a dropped combination and for padding.
+    keys: the word combinations that occur in a pair, as source * width + target, ascending. probabilities:
+    one per key; the last two entries are for a dropped combination and for padding.
     """
 
     def __init__(self, source: Side, target: Side, rows: np.ndarray, *, empty: bool, passes: int) -> None:
@@ -80,7 +80,7 @@ class Lexicon:
         yield from self._blocks or map(self._read, self._groups)
 
     def count(self, block: _Block, weights: np.ndarray) -> np.ndarray:
-        """Sum the weights [N, T, S] of a block by word combination."""
+        """Sum the weights [N, T, S] of a block for each word combination."""
         return np.bincount(block.places.ravel(), weights.ravel(), minlength=len(self.probabilities))
 
     def update(self, counts: np.ndarray) -> None:
@@ -239,7 +239,7 @@ def symmetrize(forward: np.ndarray, backward: np.ndarray, shape: tuple[int, int]
     forward[t] is the source position of target word t, backward[s] the target position of source word s; -1:
     none. `shape`: numbers of source and target words. Starts from the points that both directions have. Then
     adds neighboring points (also diagonal ones) of either direction whose source or target word is not yet
-    aligned, and finally points of either direction of which neither word is aligned.
+    aligned, and finally points of either direction whose words are both unaligned.
     """
     forward_points = [(int(s), t) for t, s in enumerate(forward) if s >= 0]
     backward_points = [(s, int(t)) for s, t in enumerate(backward) if t >= 0]

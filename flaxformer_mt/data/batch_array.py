@@ -111,7 +111,7 @@ def as_batch(batch: Batch | BatchArray) -> Batch:
 
 
 class RowShare(NamedTuple):
-    """Selects rows of a batch: the batch is cut into `parts` equal blocks, of which `blocks` are selected."""
+    """Selects rows of a batch that is cut into `parts` equal blocks; `blocks` are the selected indices."""
 
     parts: int
     blocks: tuple[int, ...]
@@ -139,7 +139,7 @@ def make_batch(
 
 
 def make_empty_batch(shape: Shape, columns: Mapping[str, Column], *, packed: bool, **ids: Any) -> BatchArray:
-    """Make a batch that has only padding, with which programs are compiled for this shape."""
+    """Make a batch that has only padding, to compile programs for its shape."""
     none = np.zeros(0, np.int64)
     store = TokenStore(None, NO_SENTENCES, NO_SENTENCES, columns=columns)
     return make_batch(store, PlannedBatch(none, none, shape, packed), **ids)

@@ -30,7 +30,7 @@ def deal_evenly(
     rows: int,
     random: np.random.Generator,
 ) -> np.ndarray:
-    """Order shuffled pairs so that consecutive batches of `rows` have similar numbers of tokens.
+    """Order shuffled pairs so that consecutive batches of `rows` pairs have similar numbers of tokens.
 
     The pairs are sorted by target length and cut into groups that have one pair for each batch. From each
     group, the batch with the fewest source tokens so far takes the pair with the longest source. Ties and the
@@ -147,7 +147,7 @@ class Groups(NamedTuple):
     shape_numbers: np.ndarray
 
     def take(self, batches: Any) -> "Groups":
-        """Return the groups of the selected batches, in the order of the index `batches`."""
+        """Return the groups of the batches that the index `batches` selects, in the same order."""
         taken = (self.starts[batches], self.stops[batches], self.shape_numbers[batches])
         return Groups(self.examples, self.rows, *taken)
 
@@ -175,7 +175,7 @@ class EpochPlan:
         return PlannedBatch(examples[pairs], numbers, self.shapes[shape_numbers[index]], self.packed)
 
     def shorten(self, batches: int) -> "EpochPlan":
-        """Return the plan with its first `batches` batches; its counts still cover the whole epoch."""
+        """Return a plan of the first `batches` batches, whose counts still cover the whole epoch."""
         return dataclasses.replace(self, groups=self.groups.take(slice(batches)))
 
     @property

@@ -72,7 +72,7 @@ _EMPTY = np.frombuffer(hashlib.blake2b(digest_size=8).digest(), "<u8")[0]
 
 
 def find_overlap(train: Pairs, held_out: Mapping[str, Pairs]) -> dict[str, dict[str, int]]:
-    """Count the pairs and sources of each held-out split that also occur in the training set, by hashes.
+    """For each held-out split, count the pairs and the sources whose hashes occur in the training set.
 
     Without a source language, each sentence counts as a pair, and `sources` is 0.
     """

@@ -21,7 +21,7 @@ from flaxformer_mt.data.epoch_stores import EpochStores
 
 
 class Position(NamedTuple):
-    """The position of the next batch: number `index` of `epoch`; epochs are counted over all stages.
+    """The position of the next batch: batch `index` of `epoch`; epochs are numbered across all stages.
 
     stage_epoch, stage_batches: how many epochs and batches the stage had before this epoch; 0 without stages.
     """
@@ -53,7 +53,7 @@ class Curriculum:
         return place.stage >= len(self.stages)
 
     def draw(self, place: Position) -> np.ndarray:
-        """Return the numbers of the pairs of an epoch, counted over all sets, in arbitrary order."""
+        """Return the pairs of an epoch as numbers, counted from 0 over all sets, in arbitrary order."""
         stage, start = self.stages[place.stage], 0
         drawn = [np.zeros(0, np.int64)]
         for number, (size, share) in enumerate(zip(self._sizes, stage.shares, strict=True)):
@@ -81,12 +81,12 @@ class Curriculum:
         return random.permutation(np.arange(size, dtype=np.int32 if size < 2**31 else np.int64))
 
     def batches_left(self, place: Position) -> int | None:
-        """Return how many batches the stage has left when an epoch begins; None if not limited by steps."""
+        """Return how many batches the stage has left when an epoch begins; None: no limit in steps."""
         steps = self.stages[place.stage].steps
         return None if steps is None else steps * self._accumulation - place.stage_batches
 
     def after(self, place: Position, batches: int) -> Position:
-        """Return the beginning of the next epoch, after the epoch at `place` with this number of batches."""
+        """Return the position after the epoch that begins at `place` and has this number of batches."""
         stage = self.stages[place.stage]
         place = Position(
             place.epoch + 1, 0, place.stage, place.stage_epoch + 1, place.stage_batches + batches

@@ -103,7 +103,7 @@ def read_text(text: str) -> Template:
 
 
 def read_html(text: str) -> Template:
-    """Split an HTML document into lines: "<p>a <b>b</b></p>c" has the lines "a b", with its tags, and c.
+    """Split an HTML document into lines: "<p>a <b>b</b></p>c" has the lines "a b" (with tags) and "c".
 
     Elements such as p and br end a line. Elements such as b and a, and placeholders such as {0}, are part of
     a line. The text of a menu or a button inside a sentence is a separate line after the sentence; ruby

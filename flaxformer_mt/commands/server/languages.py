@@ -35,7 +35,7 @@ def name_language(code: str) -> str:
 
 
 def list_languages(pairs: Collection[Pair]) -> list[dict[str, object]]:
-    """Return all languages with their targets; languages that are only targets come last."""
+    """List each language with its target languages; languages that can only be targets come last."""
     targets: dict[str, list[str]] = {code: [] for side in zip(*pairs, strict=True) for code in side}
     for source, target in pairs:
         targets[source].append(target)
@@ -43,7 +43,7 @@ def list_languages(pairs: Collection[Pair]) -> list[dict[str, object]]:
 
 
 def find_models(models: Mapping[Pair, Model], source: str, target: str) -> dict[str, Model]:
-    """Return the models for a request by source language: one model, or several if `source` is AUTO."""
+    """Return a dict from source languages to models: one entry, or several if `source` is AUTO."""
     matches = {
         code: model
         for (code, to), model in models.items()

@@ -33,7 +33,7 @@ class Metrics:
         self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Return metrics that are counted elsewhere, when the registry asks for them."""
+        """Yield the metrics that other objects count; the registry calls this for each report."""
         engines = [thread.engine for thread in self._threads]
         meaning = "Sentences whose letter case was changed, and texts without letters that were copied."
         guarded = CounterMetricFamily("flaxformer_mt_guarded", meaning, labels=("guard",))

@@ -13,7 +13,7 @@ from flaxformer_mt.translation.result import Translation
 
 
 class Stopped(Exception):
-    """Raised when the thread has ended, because of an error or because the server stops."""
+    """Raised for requests to a thread that has ended, after an error or because the server stops."""
 
 
 class ModelThread:
@@ -34,7 +34,7 @@ class ModelThread:
         self._thread.start()
 
     def submit(self, request: Request) -> Future[Translation]:
-        """Add a request, whose id is ignored; cancelling the future removes the request from the search.
+        """Queue a request (its id is ignored); cancel the returned future to remove it from the search.
 
         The future raises the error of a request that cannot be translated, or `Stopped` if the thread has
         ended.
@@ -47,7 +47,7 @@ class ModelThread:
         return future
 
     def stop(self, *, patience: float | None = None) -> None:
-        """End the thread after its current step, or wait `patience` seconds; unanswered requests fail."""
+        """End the thread after its current step, waiting at most `patience` seconds; open requests fail."""
         self._arriving.put(None)
         self._thread.join(patience)
 

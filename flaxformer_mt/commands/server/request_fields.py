@@ -56,7 +56,7 @@ class Fields(BaseModel):
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the request with these fields, or refuse it."""
+        """Return the request with these fields; raise HTTPException if they are invalid."""
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
@@ -164,7 +164,7 @@ def _check_key(api_key: object, keys: Collection[bytes]) -> None:
 
 
 def read_fields(body: bytes, content_type: str, query: str = "") -> dict[str, Any]:
-    """Return the fields of a JSON body, or of a form and the URL's query, as LibreTranslate does."""
+    """Return the fields of a request, from a JSON body or from a form and the URL's query."""
     kind = content_type.partition(";")[0].strip().lower()
     pairs: Sequence[tuple[str, object]] = ()
     try:

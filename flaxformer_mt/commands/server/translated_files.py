@@ -11,7 +11,7 @@ _MOST_BYTES = 1 << 26
 
 
 class TranslatedFiles:
-    """Translated files by name; if they take too much memory, the oldest files are deleted."""
+    """Keeps translated files by name; if they take too much memory, the oldest files are deleted."""
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._files: dict[str, bytes] = {}

@@ -24,7 +24,7 @@ from flaxformer_mt.translation.result import Annotations, Translation
 
 
 class DirectedModel(NamedTuple):
-    """A model in one direction, or two models with a pivot language, for one language pair."""
+    """A model for one language pair, or a chain of two models with a pivot language."""
 
     thread: ModelThread
     source_language: str | None = None
@@ -57,12 +57,12 @@ class DirectedModel(NamedTuple):
 
 
 def direct(thread: ModelThread, data: DataConfig, *, title: str = "") -> dict[Pair, DirectedModel]:
-    """Return the directions of a model, by language pair."""
+    """Return a `DirectedModel` for each direction of a model, by language pair."""
     return {pair: DirectedModel(thread, *pair, title, data.context) for pair in find_directions(data)}
 
 
 def add_pivots(models: dict[Pair, DirectedModel]) -> dict[Pair, DirectedModel]:
-    """Return the models, and for each language pair without a model the first two models that connect it."""
+    """Return `models` plus, for each pair without a model, the first two models that form a chain."""
     every = dict(models)
     for (source, pivot), one in models.items():
         for (between, target), two in models.items():

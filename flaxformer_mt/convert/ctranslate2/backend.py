@@ -75,9 +75,9 @@ def load_engine(
 ) -> Engine:
     """Load a model folder of format ctranslate2 as an engine, with the search options of the exported run.
 
-    `search` are options that replace the run's; for the others, see `LoadOptions` and `Engine`. CTranslate2
-    has no exact stopping. It only supports search.length_penalty_kind=length; gnmt is replaced by the penalty
-    that favors longer translations equally at 25 tokens. Raises UserError for other unsupported options.
+    `search` options replace the run's; for other arguments, see `LoadOptions` and `Engine`. CTranslate2
+    has no exact stopping. It only supports search.length_penalty_kind=length; gnmt is replaced by a penalty
+    with the same preference for length at 25 tokens. Raises UserError for other unsupported options.
     """
     if not (folder / "model.bin").is_file():
         raise UserError(
@@ -113,7 +113,7 @@ def load_engine(
 
 
 class CTranslate2Backend:
-    """Translates segments with CTranslate2, in batches with equal search options."""
+    """Translates segments with CTranslate2; the segments of a batch have equal search options."""
 
     has_full_call = False
 
@@ -151,7 +151,7 @@ class CTranslate2Backend:
         }
 
     def seed(self, first_line: int) -> None:
-        """Seed random sampling for a text from `first_line` on; no effect after the first translation.
+        """Seed random sampling of a text that starts at `first_line`; no effect after the first translation.
 
         Unlike the samples of this package, samples of CTranslate2 also depend on all previous sentences.
         """

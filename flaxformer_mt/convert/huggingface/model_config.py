@@ -94,7 +94,7 @@ def num_positions(config: Config) -> int:
 
 
 def longest_target(config: Config) -> int:
-    """Return the length limit for the translation of the longest source, in tokens with the end symbol."""
+    """Return the length limit of a translation of the longest source, in tokens including eos."""
     search = config.search
     limit = int(search.max_length_ratio * config.data.max_source_length + search.max_length_offset)
     return max(1, min(limit, config.model.longest_input or limit))

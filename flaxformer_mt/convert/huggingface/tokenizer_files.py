@@ -69,7 +69,7 @@ def write_tokenizer(vocabs: Vocabs, config: Config, folder: Path) -> None:
 
 
 def read_exported_tokenizer(folder: Path, *, joint: bool) -> Vocabs:
-    """Read the unchanged vocabularies that `write_tokenizer` wrote."""
+    """Read the vocabularies that `write_tokenizer` wrote; they equal those of the exported run."""
     source, target = (Vocab.load(folder / _SPM[side]) for side in ("source", "target"))
     is_shared = joint and source.fingerprint == target.fingerprint
     return Vocabs(source, source if is_shared else target, joint=joint)
@@ -113,7 +113,7 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
 
 
 def read_tokenizer_settings(folder: Path, side: str) -> Settings:
-    """Read the training settings of a side's SentencePiece model; if it is missing, return OPUS-MT's."""
+    """Read the training settings of a side's SentencePiece model, or OPUS-MT's if the model is missing."""
     path = folder / _SPM[side]
     if not path.is_file():
         return Settings("unigram", False, "nmt_nfkc")

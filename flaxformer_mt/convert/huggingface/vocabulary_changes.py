@@ -41,7 +41,7 @@ _MARK = "vocabulary"
 def change_vocabulary(
     weights: Weights, request: NewVocabulary, tags: Collection[str] | None, new_tags: Sequence[NewTag]
 ) -> tuple[Weights, dict[str, Any]]:
-    """Return the changed model and entries of `ImportResult`; `tags`: language tags to keep (None: all)."""
+    """Return the changed model, and entries for `ImportResult`; `tags`: language tags to keep (None: all)."""
     vocab = weights.vocabs.target
     assert isinstance(vocab, PretrainedVocab)
     files = _convert(vocab)

@@ -35,7 +35,7 @@ def is_quantized(path: Path) -> bool:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], quantized: Collection[str] = ()) -> None:
-    """Write float32 arrays and int8 text; `quantized` are the names of matrices to store in 8 bits."""
+    """Write float32 arrays, and text as int8 arrays; `quantized` names the matrices to store in 8 bits."""
     headers, shapes, data = [], [], []
     for name, array in arrays.items():
         kind = _INTGEMM8 if name in quantized else _TEXT if array.dtype == np.int8 else _FLOAT32
@@ -64,7 +64,7 @@ def find_scale(largest: float) -> np.float32:
 
 
 def rounding(arrays: Mapping[str, np.ndarray]) -> Inputs:
-    """Return a function that rounds the inputs of matrix products to 8 bits, as the engine does.
+    """Return a function that rounds the inputs of matrix products to 8 bits, as in Bergamot.
 
     The scale is stored with the matrix or, if it is not, computed from the largest absolute input.
     """

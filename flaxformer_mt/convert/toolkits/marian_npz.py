@@ -191,7 +191,7 @@ class Files(NamedTuple):
 
 
 def make_files(weights: Weights, *, multiple: int = 1) -> Files:
-    """Make the content of the files; vocabularies are filled up to a multiple of `multiple` subwords."""
+    """Make the content of Marian's files; vocabularies are padded to a multiple of `multiple` subwords."""
     config, vocabs = weights.config, weights.vocabs
     tensors = _make_table(config.model, vocabs).to_foreign(weights.leaves)
     models, rows = [], {}
@@ -214,7 +214,7 @@ def make_files(weights: Weights, *, multiple: int = 1) -> Files:
 
 
 def write_own(weights: Weights, folder: Path, what: str) -> None:
-    """Write the config and the vocabularies of the run, which an import reads."""
+    """Write the run's config and vocabularies, so that an import can read them."""
     (folder / formats.VOCAB_NAME).mkdir(exist_ok=True)
     weights.vocabs.save(folder / formats.VOCAB_NAME)
     formats.write_config_json(weights, folder, what, {})
@@ -262,8 +262,8 @@ def find_start_problem(weights: Weights) -> list[str]:
 def make_search(weights: Weights) -> dict[str, Any]:
     """Return the search options for Marian, which divides log-probabilities by a power of the length.
 
-    Marian's length limit is a multiple of the source length, chosen so that for sources of four or more
-    tokens, it is not below this package's limit.
+    Marian's length limit is a multiple of the source length, so large that it is not below this package's
+    limit for sources of four or more tokens.
     """
     search, vocab = weights.config.search, weights.vocabs.target
     return {

@@ -91,7 +91,7 @@ def languages_of(codes: Iterable[Any]) -> Languages:
 
 
 def position_constants(network: ModelConfig, names: Iterable[str], *, axis: int) -> list[Constant]:
-    """Return constants for stored position tables, which have an additional axis of length 1 at `axis`."""
+    """Return a `Constant` for each stored position table, which has an extra axis of length 1 at `axis`."""
     table = np.expand_dims(SINUSOIDAL_TABLES[network.positions](POSITIONS, network.model_dim), axis)
     return [Constant(name, table, optional=True, tolerance=TABLE_TOLERANCE) for name in names]
 
@@ -109,7 +109,7 @@ class PieceList(NamedTuple):
 
 
 def make_opennmt_list(names: Sequence[str], specials: Specials, bos: str) -> PieceList:
-    """Return the subwords of OpenNMT-py or eole; the fillers and `bos` are marked as unused in text."""
+    """Make the subword list of OpenNMT-py or eole; the fillers and `bos` are marked as unused in text."""
     unused = {name for name in names if name == bos or name.startswith("averyunlikelytoken")}
     return PieceList(names, specials, unused)
 

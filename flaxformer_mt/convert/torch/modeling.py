@@ -79,7 +79,7 @@ class Transformer(nn.Module):
 
     @classmethod
     def load(cls, folder: str | Path) -> "Transformer":
-        """Load the model of a folder in eval mode; raise for missing, unexpected or mis-shaped tensors."""
+        """Load the model of a folder in eval mode; missing, unexpected or mis-shaped tensors are errors."""
         facts = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
         config = facts["flaxformer_mt"]["config"]
         module = cls(config["model"], facts["sizes"], facts["special_ids"])
@@ -94,7 +94,7 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Return next-token logits [B, T, V] for source ids [B, S] and target ids [B, T].
 
-        Target ids start with bos. Masks are True at tokens, False at padding; None: masks padding ids.
+        Target ids start with bos. Masks are True at tokens, False at padding; the default masks padding ids.
         """
         source_mask = source != self.special.pad if source_mask is None else source_mask
         target_mask = target_in != self.special.pad if target_mask is None else target_mask

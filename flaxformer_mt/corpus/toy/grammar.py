@@ -53,7 +53,7 @@ _FREE = [verb for verb in VERBS if verb.frame not in ("dass", "zu")]
 
 
 class Dice(random.Random):
-    """Random choices that only use `random()`, because Python guarantees its values for a given seed."""
+    """Makes random choices with `random()` only, whose values Python guarantees for a given seed."""
 
     def pick(self, items: Collection[Any]) -> Any:
         """Pick an item; from a mapping of items to weights, pick with probability proportional to weight."""
