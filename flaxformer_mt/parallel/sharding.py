@@ -35,7 +35,7 @@ def is_split() -> bool:
 
 
 def gather(parameter: Array, letters: str) -> Array:
-    """Gather a parameter if the program has only a part of it along axis D; `letters` name its axes.
+    """Gather a parameter if the program has only a part of it along axis D; `letters` name the axes.
 
     In the backward pass, the gradient is summed over the devices, and each device receives its part of it.
     """
@@ -211,7 +211,7 @@ def fsdp_axis(path: str, dimensions: int) -> int | None:
 def choose_placements(
     shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]
 ) -> dict[str, Placement]:
-    """Return the placement of each parameter, by path; raise ValueError unless exactly one rule matches."""
+    """Return the placement of each parameter, by path; raise ValueError unless one rule matches each path."""
     placements = {}
     for path, shape in shapes.items():
         matching = [
@@ -224,7 +224,7 @@ def choose_placements(
 
 
 def describe_placements(placements: Mapping[str, Placement], sizes: Mapping[str, int]) -> list[str]:
-    """Return a log table, whose lines have a rule, a number of arrays, their shape, axes and a path."""
+    """Return a table for the log; its lines have a rule, a number of arrays, their shape, axes and one path."""
     rows: dict[tuple[Any, ...], tuple[int, str]] = {}
     for path, placement in placements.items():
         key = (placement.pattern, tuple(placement.spec), placement.shape)
