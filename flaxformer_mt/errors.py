@@ -37,7 +37,7 @@ class UserError(Exception):
 
 
 class TrainingInterrupted(Exception):
-    """SIGTERM or SIGINT stopped training; it can resume from the checkpoint that was saved before."""
+    """Training was stopped by SIGTERM or SIGINT; it can resume from the checkpoint that was saved before."""
 
     def __init__(self, step: int, exit_status: int) -> None:
         super().__init__(f"training was interrupted at step {step}, which is saved; train again to resume")
@@ -153,7 +153,7 @@ def warn_user(message: str) -> None:
 
 
 def suggest(name: str, known: Iterable[str], *, prefix: str = "", otherwise: str = "") -> str:
-    """Return "; did you mean NAME?" for the most similar known name, or without one "; OTHERWISE" or ""."""
+    """Return "; did you mean NAME?" for the most similar known name; if none is, "; OTHERWISE" or ""."""
     near = difflib.get_close_matches(name, list(known), n=1)
     hint = f"did you mean {prefix}{near[0]}?" if near else otherwise
     return hint and f"; {hint}"

@@ -151,7 +151,7 @@ def change_case(text: str, kind: str, language: str) -> str:
 
 
 def drop_end_mark(source: str, target: str) -> tuple[str, str]:
-    """Remove the final punctuation marks of both sides if both are of the same kind: `Ja. | 是。` -> `Ja | 是`.
+    """Remove the final punctuation marks of both sides if they are of one kind: `Ja. | 是。` -> `Ja | 是`.
 
     Without a source, only the target is changed. If one side would have no text left, both stay unchanged.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def make_models(configs: Sequence[ModelConfig], sizes: tuple[int, int]) -> list["Model"]:
-    """Return the models for this process's platform; `sizes`: of the source and target vocabulary."""
+    """Return the models for this process's platform; `sizes`: the source and target vocabulary sizes."""
     from flaxformer_mt.model import make_model
 
     source_size, target_size = sizes

@@ -52,7 +52,7 @@ class Pair(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """Selects which attention weights from target to source to return: a decoder layer, one head or all."""
+    """Selects the target-to-source attention weights to return: those of a decoder layer, in one head or all."""
 
     # Counted from 0; -1 is the last layer.
     layer: int

@@ -80,7 +80,7 @@ class Call(NamedTuple):
 
 
 class Slots:
-    """The sentences in the slots of one state; `finish` reads the results of calls by `start`, in order."""
+    """The sentences in the slots of one state; `finish` reads the results of `start` calls in order."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Slots:
 
     @property
     def num_free(self) -> int:
-        """The number of slots left once all waiting sentences have entered; negative if slots are missing."""
+        """The number of slots left once all waiting sentences have entered; negative if there are too few."""
         return self._size.rows * len(self._busy) - len(self)
 
     @property

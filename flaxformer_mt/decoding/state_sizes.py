@@ -143,7 +143,7 @@ def check_memory(size: Size, width: int, models: Sequence[ModelConfig], target_s
 
 @dataclass(frozen=True)
 class StateSizes:
-    """The sizes of search states: up to five for many sentences, up to three for a few, one for a single one.
+    """The sizes of states: up to five for many sentences, up to three for a few, one for a single sentence.
 
     A state for many sentences has room for the likely lengths of translations, and as many rows as
     batch_tokens allow. A state for a few has room up to the length limits, so no sentence exceeds it. width:

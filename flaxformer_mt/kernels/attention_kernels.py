@@ -131,7 +131,7 @@ def attend_fused(
     biases: Sequence[Array] = (),
     **options: Any,
 ) -> Array:
-    """Attend to each device's heads with the first kernel of `kinds` that supports them, or else `plain`.
+    """Attend on each device with the first kernel of `kinds` that supports its heads, or else with `plain`.
 
     With `see_weights`, `plain` is used, because fused kernels do not keep the weights. `biases`: none, or the
     biases [H, K] that were added to queries, keys and values as constants; their gradients are summed here.

@@ -63,7 +63,7 @@ def score_words(multiply: Multiply, hidden: Array, output: Output, target: Array
 
 
 def score_in_bfloat16(multiply: Multiply, hidden: Array, output: Output, target: Array | None) -> _Words:
-    """Do the same as `score_words`, with logits in the dtype of `hidden`, since a GPU has to reread them."""
+    """Do the same as `score_words`, with logits in the dtype of `hidden`: GPUs write and reread them."""
     return score_words(lambda *operands: multiply(*operands).astype(hidden.dtype), hidden, output, target)
 
 

@@ -38,7 +38,7 @@ def dropout_scale(rate: float) -> float:
 
 
 def keep_threshold(rate: float) -> int:
-    """Return the threshold for random numbers: an entry is kept if its number is not below the threshold.
+    """Return the threshold for random numbers: an entry is kept if its number is at least the threshold.
 
     The cap keeps some entries at any rate below 1, even where rounding would drop all.
     """

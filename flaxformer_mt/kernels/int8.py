@@ -50,7 +50,7 @@ def quantize_matrix(matrix: Any, inputs: Iterable[int]) -> Quantized:
 
 
 def multiply_quantized(multiply: IntegerProduct, spec: str, x: Array, matrix: Quantized) -> Array:
-    """Compute "...D,DF->...F" or "...D,FD->...F" of x and a quantized matrix; the result is float32."""
+    """Compute the einsum "...D,DF->...F" or "...D,FD->...F" of x and a quantized matrix, as float32."""
     rows = quantize_rows(x)
     sums = multiply(spec.replace("...", "B"), rows.values.reshape(-1, x.shape[-1]), matrix.values)
     return sums.reshape(*x.shape[:-1], -1).astype(jnp.float32) * (rows.scale * matrix.scale)

@@ -132,7 +132,7 @@ def _multiply_in_order(product: Product, result: str, *operands: tuple[str, Arra
 
 
 def multiply_rows(spec: str, x: Array, y: Array, *, sums: DTypeLike = jnp.float32) -> Array:
-    """Compute an einsum in the form that XLA's CPU library needs for bfloat16: rows by rows or by columns.
+    """Compute an einsum as XLA's CPU library needs it for bfloat16: rows of x by rows or columns of y.
 
     int8 is multiplied in the same form, with sums in int32.
 

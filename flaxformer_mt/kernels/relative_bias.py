@@ -31,7 +31,7 @@ class RelativeBias:
     bidirectional: bool
 
     def dense(self, queries: int, attended: int) -> Array:
-        """Compute the biases [1, H, Q, M] of queries 0 to Q - 1 to the attended positions 0 to M - 1."""
+        """Compute the biases [1, H, Q, M] for queries 0 to Q - 1 and attended positions 0 to M - 1."""
         distances = np.arange(-(queries - 1), attended)
         by_distance = self._look_up(self._find_buckets(distances))
         heads, width = by_distance.shape[1], len(distances)
@@ -42,7 +42,7 @@ class RelativeBias:
         return shifted[None, :, :, queries - 1 :]
 
     def of_ages(self, ages: Array) -> Array:
-        """Compute the biases [1, H, Q, M] of earlier positions; `ages` [Q, M]: their distances to the query."""
+        """Compute the biases [1, H, Q, M] of attended positions that precede the query by `ages` [Q, M]."""
         by_age = jnp.asarray(self._find_buckets(-np.arange(self.longest + 1)))
         buckets = jnp.take(by_age, jnp.clip(ages, 0, self.longest), axis=0)
         return self._look_up(buckets).transpose(2, 0, 1)[None]

@@ -19,7 +19,7 @@ _OF_TARGET_TOKENS = {*Batch._fields[Batch._fields.index("target_positions") + 1 
 
 
 class Places(NamedTuple):
-    """Maps between slots of an array with padding, [B, T], and entries of an array without, [R, T].
+    """Maps between slots of an array with padding, [B, T], and entries of one without padding, [R, T].
 
     slots: the flat slot index of each entry: first the slots of real tokens in order, then some padding
     slots. entries: the flat entry index of each slot; a padding slot without an entry has an index beyond the

@@ -105,7 +105,7 @@ class CachedDecoder(nn.Module):
         return take_rows(table, ids), None if bias is None else bias[ids]
 
     def add_shortlists(self, cache: Cache, tokens: Array) -> Cache:
-        """Add the output layer's columns for each row's shortlist [B, C] (ids plus 1; 0: padding) to a cache."""
+        """Add the output layer's columns for each row's `tokens` (ids plus 1; 0: padding) to a cache."""
         return cache._replace(shared=cache.shared | {"output": list_output(*self.output_layer(), tokens)})
 
     def decode_step(

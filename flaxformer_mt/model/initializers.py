@@ -45,7 +45,7 @@ class Initializers(NamedTuple):
 
 @struct.dataclass
 class Declared(AxisMetadata[Any]):
-    """An initial value, with the initializer by which `init_params` computes the value in its own program."""
+    """An initial value with its initializer, so that `init_params` can compute the value separately."""
 
     value: Any
     init: Initializer = struct.field(pytree_node=False)
@@ -64,7 +64,7 @@ class Declared(AxisMetadata[Any]):
 
 
 def declare(module: nn.Module, name: str, init: Initializer, shape: tuple[int, ...]) -> Array:
-    """Declare a parameter; if it exists, return its value or only this device's part of it (see `gather`).
+    """Declare a parameter; if it exists already, return its value or this device's part (see `gather`).
 
     `module.param` would compare the value with the declared shape, and raise an error for a part.
     """

@@ -95,7 +95,7 @@ class Stack(nn.Module):
     ) -> Array:
         """Compute the input of the first block from embeddings [B, T, D] and positions [B, T] or [1, T].
 
-        `embedded` has the unscaled vectors of the table. `length` is a static bound that exceeds all positions,
+        `embedded` has the unscaled vectors of the table. `length` is static and exceeds all `positions`,
         which may be traced. Raises UserError if `length` exceeds the positions that the config provides,
         unless `packed`: then a row may hold several inputs and be longer than the longest one.
         """

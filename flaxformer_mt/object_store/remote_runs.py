@@ -122,7 +122,7 @@ class _Copy(Mirror):
         self.get(n for n in absent if wanted(n[len(prefix) :]))
 
     def publish(self, folder: Path) -> None:
-        """Upload the changed files in `folder` (a complete checkpoint or the run) and those outside checkpoints.
+        """Upload changed files in `folder` (a complete checkpoint or the run) and those outside checkpoints.
         A run that is not in the store yet is uploaded only if `folder` is the run directory itself.
         """
         if _CONFIG not in self.objects:
@@ -145,12 +145,12 @@ class _Copy(Mirror):
             self.sweep(f"{within[:-1].replace(_CHECKPOINTS, _WRITING)}-")  # not what a job writes meanwhile
 
     def send_parts(self, folder: Path) -> None:
-        """Upload from the hidden folder `folder` the files that this process has written."""
+        """Upload from the hidden `folder` the files that this process has written."""
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
         self.store.upload((path, self.name(path)) for path in paths)
 
     def collect_parts(self, folder: Path) -> None:
-        """Fetch into the hidden folder `folder` the files that the other processes of the job have uploaded."""
+        """Fetch into the hidden `folder` the files that the other processes of the job have uploaded."""
         parts = self.store.list(self.name(folder))
         self.objects |= parts
         self.store.download((n, self.root / n) for n in parts if not (self.root / n).exists())
@@ -166,7 +166,7 @@ class _Copy(Mirror):
                 self.remove(folder)
 
     def seen(self) -> set[str]:
-        """Return the names of the objects that commands read; those of incomplete checkpoints are left out."""
+        """Return the names of the objects that commands read, without those of incomplete checkpoints."""
         if _CONFIG not in self.objects:
             return set()
         names = (n for n in self.objects if not _is_hidden(n) and not n.startswith(_NOT_READ))
@@ -180,7 +180,7 @@ class _Copy(Mirror):
         return [name for name in names if not _is_hidden(name)]
 
     def get(self, names: Iterable[str]) -> None:
-        """Fetch files; ignore a file that has been removed, which the code that needs it reports later."""
+        """Fetch files; a file that was removed meanwhile is reported later, by the code that needs it."""
         with contextlib.suppress(FileNotFoundError):
             self.fetch(names)
 
@@ -260,7 +260,7 @@ def own_run(folder: Path) -> Iterator[None]:
 
 
 def to_url(folder: Path) -> str:
-    """Return a folder as text that is valid in all processes of a job: the local copy of a URL as the URL."""
+    """Return a folder as text that is valid in all processes of a job; a local copy becomes its URL."""
     return name_urls(str(folder))
 
 
@@ -351,7 +351,7 @@ def fetch_files(
 
 
 def open_output(path: str | Path, *, empty: bool = False) -> Path:
-    """Return a path with ~ expanded; for a URL, return a local path to write to for `publish_output`.
+    """Return a path with ~ expanded; for a URL, return a local path, from which `publish_output` uploads.
 
     With `empty`, raise UserError if the URL already has files.
     """

@@ -82,7 +82,7 @@ def enable_compilation_cache(directory: Path) -> None:
 
 
 class DeviceLayout(NamedTuple):
-    """The backend and the lengths of the mesh axes data and fsdp (rows), fsdp and tensor (parameters).
+    """Backend and axis lengths: a batch is split over data and fsdp, the parameters over fsdp and tensor.
 
     gathers_twice: whether matrices that are split over fsdp are gathered again in the backward pass.
     """

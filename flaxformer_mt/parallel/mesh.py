@@ -193,11 +193,11 @@ class Parallel:
         return unflatten_like(tree, {path: spec(path, leaf) for path, leaf in flatten_tree(tree).items()})
 
     def sum_parts(self, tree: Any) -> Any:
-        """Add up the partial sums from a program compiled with `partial`; call this inside another program."""
+        """Add up the partial sums from a program compiled with `partial`; call this in another program."""
         return jax.tree.map(lambda x: x.sum(0), tree) if self.layout.data > 1 else tree
 
     def describe_parameters(self, params: Any) -> list[str]:
-        """Describe in lines for the log how parameters (arrays or shapes) are split; [] if they are replicated."""
+        """Return log lines about the split of parameters (arrays or shapes); [] if these are replicated."""
         if self.layout.backend == "pmap" or self.device_count == 1:
             return []
         shapes = {path: np.shape(leaf) for path, leaf in flatten_tree(params).items()}
@@ -226,7 +226,7 @@ class Parallel:
         )
 
     def init(self, function: Callable[..., T], *arguments: Any, donate: tuple[int, ...] = ()) -> T:
-        """Return the results of a function, created as shards; their values do not depend on the devices."""
+        """Call a function; its results are created sharded, with values that do not depend on the devices."""
         shapes = jax.eval_shape(function, *arguments)
         return jax.jit(function, out_shardings=self.shardings(shapes), donate_argnums=donate)(*arguments)
 
@@ -321,7 +321,7 @@ class SplitParameters:
         )
 
     def digest(self, params: Any) -> str:
-        """Return a digest of the arrays of all processes, all of which must call this; "" with one process."""
+        """Return a digest of the arrays of all processes (all must call this); "" with one process."""
         if process_count() == 1:
             return ""
         return b" ".join(exchange(digest_leaves(params).encode())).decode()
@@ -334,7 +334,7 @@ class SplitParameters:
         donate: tuple[int, ...] = (),
         **options: Any,
     ) -> Callable[..., Any]:
-        """Compile a function as `compile_by_rows` does, but for this mesh; arrays and results are replicated."""
+        """Compile as `compile_by_rows` does, but for this mesh, with arrays and results replicated."""
 
         def on_mesh(params: Any, *arrays: Any, **static: Any) -> Any:
             with jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh):
@@ -345,14 +345,14 @@ class SplitParameters:
 
 
 def place_parameters(params: Any, spread: bool | SplitParameters) -> Any:
-    """Put parameters on devices: split, or replicated on all local devices (True), or on the first (False)."""
+    """Put parameters on devices: split, replicated on all local devices (True), or on the first (False)."""
     if isinstance(spread, SplitParameters):
         return spread.place(params)
     return replicate_locally(params) if spread else jax.device_put(params)
 
 
 def split_as_trained(parallel: Parallel, parameter_bytes: int) -> SplitParameters | None:
-    """Return a search mesh with the training layout; None if it splits no parameters or all fit on one device.
+    """Return a search mesh with the training layout; None if parameters fit on each device or are not split.
 
     All processes call it together.
     """

@@ -38,11 +38,11 @@ def connect(
     process: int | None = None,
     detect: bool = False,
 ) -> None:
-    """Connect this process with the others of a job; call it before any computation. No arguments: no job.
+    """Connect this process with the others of a job; this must come before any computation.
 
     `coordinator` is HOST:PORT of process 0, and `process` the number of this process, from 0. With `detect`,
     JAX finds all values on Slurm, GKE, TPU pods or under Open MPI. Raises UserError if an argument is missing
-    or invalid, or the connection fails.
+    or invalid, or the connection fails. Without arguments, this does nothing.
     """
     arguments = {"--coordinator": coordinator, "--processes": processes, "--process": process}
     missing = [name for name, value in arguments.items() if value is None]

@@ -35,7 +35,7 @@ def is_split() -> bool:
 
 
 def gather(parameter: Array, letters: str) -> Array:
-    """Gather a parameter if the program has only a part of it along axis D; `letters` name the axes.
+    """Gather a parameter if the program has only a part of it along axis D; `letters` name its axes.
 
     In the backward pass, the gradient is summed over the devices, and each device receives its part of it.
     """
@@ -224,7 +224,7 @@ def choose_placements(
 
 
 def describe_placements(placements: Mapping[str, Placement], sizes: Mapping[str, int]) -> list[str]:
-    """Return a table for the log; its lines have a rule, a number of arrays, their shape, axes and one path."""
+    """Return log lines, each for a rule and a shape: the number of arrays, their sharding and one path."""
     rows: dict[tuple[Any, ...], tuple[int, str]] = {}
     for path, placement in placements.items():
         key = (placement.pattern, tuple(placement.spec), placement.shape)

@@ -98,7 +98,7 @@ def is_written_by(name: str, process: int) -> bool:
 
 
 def read_item(folder: Path, specs: Specs, likes: Mapping[str, Any] | None = None) -> Leaves:
-    """Read the arrays of `specs` bit for bit in this process; create empty ones, which orbax does not store.
+    """Read the arrays that `specs` lists, bit for bit; create the empty ones, which orbax does not store.
 
     `likes` maps paths to targets. For a jax.Array or ShapeDtypeStruct, the array gets the target's sharding,
     or the default device; each device reads only its shards. For other targets, the array is a numpy array.

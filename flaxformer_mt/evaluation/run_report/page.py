@@ -18,7 +18,7 @@ from flaxformer_mt.translation.translator import Translator
 
 
 def find_attention(run_dir: Path, translations: Translations, numbers: Sequence[int]) -> list[Attention]:
-    """Translate the sentences with these numbers (from 1); return the attention that gives alignments."""
+    """Translate the sentences with these numbers (from 1); return the attention used for alignments."""
     count = len(translations.sources)
     for number in numbers:
         if not 1 <= number <= count:

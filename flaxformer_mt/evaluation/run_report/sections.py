@@ -170,7 +170,7 @@ def _choose_metrics(runs: Sequence[ReportedRun]) -> list[str]:
 
 
 def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], samples: int) -> Blocks:
-    """Make a table of runs: scores with 95% intervals, training steps, training time and parameters."""
+    """Make a table of runs: scores with 95% intervals, training steps and time, number of parameters."""
     rows, signatures = [], set[str]()
     for run in runs:
         report, scores = run.report, dict[str, Bar]()
