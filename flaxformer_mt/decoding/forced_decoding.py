@@ -52,7 +52,7 @@ class Pair(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """Selects the target-to-source attention weights to return: those of a decoder layer, in one head or all."""
+    """Selects the target-to-source attention weights to return: of a decoder layer, in one head or all."""
 
     # Counted from 0; -1 is the last layer.
     layer: int

@@ -211,7 +211,7 @@ class _Program(NamedTuple):
     triton: Any
 
     def read(self, array: Any, row: Any, place: Any, *, of_queries: bool = True) -> Array:
-        """Read queries [block, K], keys [tile, K] or query statistics [block]; past the row's end, all are 0."""
+        """Read queries [block, K], keys [tile, K] or query statistics [block]; zeros follow the row's end."""
         index, inside = self._find(array, row, place, of_queries)
         return self.triton.load(index, mask=inside, other=0)
 
