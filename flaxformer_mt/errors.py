@@ -153,7 +153,7 @@ def warn_user(message: str) -> None:
 
 
 def suggest(name: str, known: Iterable[str], *, prefix: str = "", otherwise: str = "") -> str:
-    """Return "; did you mean NAME?" for the most similar known name; else, "; OTHERWISE", or "" without one."""
+    """Return "; did you mean NAME?" for the most similar known name; if there is none, "; OTHERWISE"."""
     near = difflib.get_close_matches(name, list(known), n=1)
     hint = f"did you mean {prefix}{near[0]}?" if near else otherwise
     return hint and f"; {hint}"
