@@ -37,7 +37,7 @@ class UserError(Exception):
 
 
 class TrainingInterrupted(Exception):
-    """Training was stopped by SIGTERM or SIGINT after a checkpoint was saved, from which it can resume."""
+    """Training was stopped by SIGTERM or SIGINT; it can resume from the checkpoint that was saved before."""
 
     def __init__(self, step: int, exit_status: int) -> None:
         super().__init__(f"training was interrupted at step {step}, which is saved; train again to resume")
@@ -52,7 +52,7 @@ class FlaxformerWarning(UserWarning):
 
 @contextlib.contextmanager
 def name_full_disk(path: str | Path) -> Iterator[None]:
-    """Add `path` to full-disk errors of the body, which lack a path when the file was already open.
+    """Add `path` to full-disk errors in the body; they have no path if the file was already open.
 
     safetensors, PyTorch and ArrayRecord report a full disk only in the text of their own exceptions; these
     become an OSError.
@@ -118,7 +118,7 @@ _shown: dict[str, str] = {}
 
 
 def show_as(folder: Path, url: str) -> None:
-    """Make all later messages name `url` instead of `folder`, the local copy of its files."""
+    """Make all later messages name `url` instead of `folder`, which has a local copy of the URL's files."""
     _shown[str(folder)] = url
 
 
@@ -153,7 +153,7 @@ def warn_user(message: str) -> None:
 
 
 def suggest(name: str, known: Iterable[str], *, prefix: str = "", otherwise: str = "") -> str:
-    """Return "; did you mean NAME?" for the most similar known name; without one, "; OTHERWISE" or ""."""
+    """Return "; did you mean NAME?" for the most similar known name; if there is none, "; OTHERWISE"."""
     near = difflib.get_close_matches(name, list(known), n=1)
     hint = f"did you mean {prefix}{near[0]}?" if near else otherwise
     return hint and f"; {hint}"
@@ -184,7 +184,7 @@ def command_line(*arguments: object) -> str:
 
 
 def install_command(*packages: str, extra: str = "") -> str:
-    """Return the pip command that installs packages, and the packages of an extra, for the current Python.
+    """Return the command that installs packages, and those of an extra, with the current Python's pip.
 
     The versions for an extra are those that a checkout pins for its tests, or else the package's
     requirements.
@@ -195,7 +195,7 @@ def install_command(*packages: str, extra: str = "") -> str:
 
 @contextlib.contextmanager
 def importing(extra: str, *, what: str) -> Iterator[None]:
-    """Turn an ImportError of the body into a UserError: "WHAT needs ...", with how to install `extra`."""
+    """Turn an ImportError in the body into a UserError "WHAT needs ...", which says how to get `extra`."""
     try:
         yield
     except ImportError as error:

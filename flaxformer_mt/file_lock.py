@@ -48,7 +48,7 @@ def open_locked(path: Path) -> BinaryIO:
 
 
 def is_at(path: Path, file: int) -> bool:
-    """Return whether `path` still refers to the open file or folder, which others may rename or remove."""
+    """Return whether `path` still refers to the open file or folder, which may have been moved or removed."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file))
     except FileNotFoundError:

@@ -18,7 +18,7 @@ from flaxformer_mt.config import Config, ModelConfig
 class Work:
     """Token counts, summed over sentence pairs; `+` adds the counts of batches or processes.
 
-    A pair of 2 source and 3 target tokens, padded to 4 and 4 slots, has
+    A pair of 2 source and 3 target tokens, padded to 4 slots each, has
     source_tokens 2, target_tokens 3, predictions 3, places 8, source_by_source 4, target_by_target 9,
     target_by_source 6.
     """
@@ -102,7 +102,7 @@ def padded_work(rows: int, source: int, target: int, *, loss_chunk_tokens: int =
 
 
 def loss_chunk_width(rows: int, length: int, *, chunk_tokens: int) -> int:
-    """Choose how many target positions a chunk of the loss has, so that it has about `chunk_tokens` tokens.
+    """Choose how many target positions a loss chunk covers, so that it has about `chunk_tokens` tokens.
 
     The width may be up to a third smaller or a half larger if the last chunk then needs less padding: 32 rows
     of 50 positions and chunk_tokens 256 give 5 chunks of 10 positions instead of 7 chunks of 8.

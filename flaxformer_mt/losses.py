@@ -11,7 +11,7 @@ from flaxformer_mt.shapes import Array, Batch, typed
 
 
 class AlignmentSums(NamedTuple):
-    """The alignment loss, summed over target tokens, and `weight`, the number of aligned target tokens."""
+    """The sum of the alignment loss over aligned target tokens, and `weight`, the number of these tokens."""
 
     loss_sum: Float[Array, ""]
     weight: Float[Array, ""]
@@ -42,7 +42,7 @@ def alignment_cross_entropy(
 
 
 class TokenSums(NamedTuple):
-    """A loss, summed over real tokens, and `weight`, the number of real tokens or the sum of their weights.
+    """The sum of a loss over real tokens, and `weight`, the number of these tokens or their total weight.
 
     correct_sum: the number of tokens whose most probable prediction is the target; None if not counted.
     """

@@ -38,7 +38,7 @@ def flatten_tree(tree: PyTree) -> Leaves:
 
 
 def unflatten_like(tree: PyTree, leaves: Leaves) -> PyTree:
-    """Build a tree that has the structure of `tree` and the given leaves, which are looked up by path."""
+    """Build a tree with the structure of `tree` from `leaves`, which are looked up by path."""
     structure = jax.tree_util.tree_structure(tree)
     return jax.tree_util.tree_unflatten(structure, [leaves[path] for path in flatten_tree(tree)])
 
@@ -133,7 +133,7 @@ def _copy_leaf(leaf: Any) -> np.ndarray:
 
 
 def digest_leaves(tree: PyTree) -> str:
-    """Return a digest of all leaves of a tree; of sharded leaves, only the shards of this process count."""
+    """Return a digest of all leaves of a tree; for sharded leaves, of this process's shards only."""
     digest = hashlib.blake2b(digest_size=16)
     for leaf in jax.tree.leaves(tree):
         whole = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
@@ -143,13 +143,13 @@ def digest_leaves(tree: PyTree) -> str:
 
 
 def is_finite(leaf: Any) -> bool:
-    """Return whether all numbers of an array are finite; of a sharded array, those in this process."""
+    """Return whether all numbers of an array are finite; for a sharded array, those in this process."""
     parts = [shard.data for shard in leaf.addressable_shards] if isinstance(leaf, jax.Array) else [leaf]
     return all(np.isfinite(part).all() for part in parts)
 
 
 def gather_leaf(leaf: Any) -> Any:
-    """Return the whole leaf, gathered if other processes hold parts of it; all processes call it together."""
+    """Return the whole leaf, gathered if other processes hold parts of it; all processes must call this."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
         return leaf
     if leaf.is_fully_replicated:

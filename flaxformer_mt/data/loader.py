@@ -106,7 +106,7 @@ class _Epochs:
         self._next = self._plan_ahead()
 
     def find(self, step: int) -> tuple[_ActiveEpoch, int] | None:
-        """Return the epoch of batch number `step`, and its index in this epoch; None after the last stage."""
+        """Return the epoch that has batch `step`, and the batch's index in it; None after the last stage."""
         while True:
             with self._lock:
                 for active in self._active:

@@ -48,7 +48,7 @@ _SAMPLE = 2000
 
 
 class Prepared(NamedTuple):
-    """Data ready for training; the fields of a validation or test set that does not exist are None."""
+    """Data ready for training; without a validation set or a test set, the set's fields are None."""
 
     vocabs: Vocabs
     train: EpochStores

@@ -38,14 +38,14 @@ _DOTTED = re.compile("(?:tr|tur|az|aze|crh|tt|tat|kk|kaz)(?:[_-].*)?", re.IGNORE
 
 
 class TextNoise(NamedTuple):
-    """The noise of a training set: its rates, and the symbols and tags that it never changes."""
+    """The noise for a training set: the rate of each kind, and the symbols and tags to leave unchanged."""
 
     rates: NoiseConfig
     symbols: tuple[str, ...] = ()
 
     @property
     def identity(self) -> list[Any]:
-        """JSON values that differ if two settings may change a text differently."""
+        """JSON values that are equal only if two settings change every text in the same way."""
         return [_FORMAT, dataclasses.asdict(self.rates), sorted(self.symbols)]
 
     def apply(
@@ -105,7 +105,7 @@ def _draw_typos(kinds: Iterable[str], chance: random.Random) -> Iterator[str]:
 
 
 def follow_words(links: np.ndarray, before: str, after: str) -> np.ndarray:
-    """Adapt a word alignment [K, 2] to an edit of the source at one place.
+    """Adapt a word alignment [K, 2] to a source that was edited at one place.
 
     If a word is split, both parts keep its links; two joined words have the links of both; a dropped word
     loses its links. The links 0-0 1-1 of "der Hund" become 0-0 1-1 2-1 for "der Hu nd" and 0-0 0-1 for
@@ -136,9 +136,9 @@ def follow_words(links: np.ndarray, before: str, after: str) -> np.ndarray:
 
 
 def change_case(text: str, kind: str, language: str) -> str:
-    """Change the letter case of a text: upper_case, lower_case, or title_case (only first letters of words).
+    """Change a text to `kind`: upper_case, lower_case, or title_case (the first letter of each word).
 
-    In languages that distinguish i and ı, such as Turkish, their own rules apply.
+    A language that distinguishes i and ı, such as Turkish, keeps the two letters apart.
     """
     dotted = _DOTTED.fullmatch(language) is not None
     if kind == "lower_case":
@@ -151,7 +151,7 @@ def change_case(text: str, kind: str, language: str) -> str:
 
 
 def drop_end_mark(source: str, target: str) -> tuple[str, str]:
-    """Remove the final punctuation mark of both sides if both are of one kind: `Ja. | 是。` -> `Ja | 是`.
+    """Remove the final punctuation marks of both sides if they are of one kind: `Ja. | 是。` -> `Ja | 是`.
 
     Without a source, only the target is changed. If one side would have no text left, both stay unchanged.
     """
@@ -169,7 +169,7 @@ def _has_text(text: str) -> bool:
 
 
 def hold(text: str, symbols: Sequence[str]) -> tuple[str, dict[int, str]]:
-    """Replace symbols by private-use characters; return the text, and a `str.translate` table to undo it."""
+    """Replace symbols by private-use characters; return the text and the inverse `str.translate` table."""
     free = (code for code in itertools.count(_PRIVATE) if chr(code) not in text)
     held: dict[int, str] = {}
     for symbol in sorted(symbols, key=len, reverse=True):

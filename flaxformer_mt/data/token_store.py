@@ -72,7 +72,7 @@ class TokenStore:
         pool: PoolOptions = NO_POOL,
         count: Callable[[int], object] = lambda pairs: None,
     ) -> "TokenStore":
-        """Open the store of these pairs and vocabularies in the folder `root`; build a missing store first.
+        """Open the store of these pairs and vocabularies below `root`; if there is none, build it first.
 
         The digests of all files are verified. A build reads the pairs once, in order, with bounded memory.
         When another thread sets `stop`, a build in progress removes its files and raises `BuildStopped`.

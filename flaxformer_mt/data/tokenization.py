@@ -47,7 +47,7 @@ NO_DRAWING = Drawing()
 
 @dataclass
 class Chunk:
-    """Consecutive pairs: their texts, the number of each pair's data set, and finally their token ids.
+    """Consecutive pairs: their texts, the number of each pair's data set, and once tokenized, the token ids.
 
     links: the word alignment [K, 2] of each pair, or None. before: the pairs that precede each pair in its
     document, the nearest last. context: the token ids of their sources that fit before the pair's source.
@@ -69,7 +69,7 @@ Step = Callable[[Chunk, int], None]
 
 
 def number_types(vocabs: Vocabs, *, has_links: bool) -> dict[str, np.dtype]:
-    """Return the dtypes of the arrays of a store by name, in the order of its files."""
+    """Return the dtype of each array in a store, by array name, in the order of the store's files."""
     sizes = {"source": vocabs.source.size, "target": vocabs.target.size}
     types = {name: np.dtype(np.uint16 if size <= 1 << 16 else np.int32) for name, size in sizes.items()}
     return types | ({Links.name: np.dtype(np.uint32)} if has_links else {})

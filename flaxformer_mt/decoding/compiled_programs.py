@@ -65,7 +65,7 @@ class StatePrograms:
         self._parts, self._programs = parts, programs
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the compiler, at most `seconds`; return whether it has ended, even with an error."""
+        """Wait for the compiler, at most `seconds`; return whether it has finished or failed."""
         if seconds is not None:
             return not wait(self._programs.values(), seconds).not_done
         with announce_if_slow("compiling the search (once per size; kept for later)"):
@@ -75,7 +75,7 @@ class StatePrograms:
         return self._programs["empty"].result()((), np.ones(self._parts, np.int32))
 
     def prefill(self, params: tuple[Any, ...], sources: Sources) -> Leaves:
-        """Read sources; return the state of these sentences, for `generate`."""
+        """Read sources; return the state of these sentences, which `generate` takes as `waiting`."""
         self.wait()
         return self._programs["prefill"].result()(params, *sources)
 
@@ -89,7 +89,7 @@ class StatePrograms:
         final_free_rows: Sequence[int],
         max_steps: int,
     ) -> QueueResult:
-        """Apply `search_queue` on each device; `counts` are the devices' numbers of sentences.
+        """Run `search_queue` on each device; `counts`: the number of waiting sentences of each device.
 
         The state is donated, except in programs that are stored on disk.
         """
@@ -102,7 +102,7 @@ class StatePrograms:
 
 
 class SearchPrograms:
-    """The programs of a search with one model or an ensemble; local devices divide the rows equally."""
+    """The programs of a search with one model or an ensemble; rows are divided equally among devices."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class SearchPrograms:
     def find(
         self, params: tuple[Any, ...], size: Size, example: Sources, *, n_best: int, keep: bool = False
     ) -> StatePrograms:
-        """Return the programs for a state size; threads start to compile them if they are new.
+        """Return the programs for a state size; if they are new, threads start to compile them.
 
         `params` must already have their final sharding. `keep`: whether to store the programs on disk.
         """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def make_models(configs: Sequence[ModelConfig], sizes: tuple[int, int]) -> list["Model"]:
-    """Return the models for the platform of this process, with vocabularies of these two sizes."""
+    """Return the models for this process's platform; `sizes`: the source and target vocabulary sizes."""
     from flaxformer_mt.model import make_model
 
     source_size, target_size = sizes
@@ -37,7 +37,7 @@ class Sources(NamedTuple):
 
 
 class Members:
-    """The models of an ensemble, or a single model, with their parameters while a program is traced."""
+    """One model, or the members of an ensemble, with the parameters; used while a program is traced."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Members:
         self.attention = _mean_attention if several else _attention
 
     def encode(self, sources: Sources, beams: int, capacity: int) -> Cache:
-        """Encode sources; return the cache before the first token, with `capacity` tokens for each beam."""
+        """Encode sources; return a cache without target tokens, with room for `capacity` tokens per beam."""
         ids, mask, caches = sources.ids, sources.mask, []
         for model, variables in zip(self._models, self._variables, strict=True):
             cache = model.apply(variables, ids, mask, beams, capacity, method="start_decoding")
@@ -89,7 +89,7 @@ class Members:
         return ensemble_caches(caches) if len(caches) > 1 else caches[0]
 
     def keep_last_attention(self, cache: Cache) -> Cache:
-        """Return the cache after `read_prefix`, with only the attention of the prefix's last token."""
+        """Keep only the last token's attention in a cache from `read_prefix`."""
         if not self.covers:
             return cache
         several = isinstance(cache.per_beam, tuple)
@@ -100,7 +100,7 @@ class Members:
         return cache._replace(per_beam=tuple(kept) if several else kept[0])
 
     def add_source_mask(self, sources: Sources) -> Lines:
-        """Return the search inputs of the sources, with the source mask if there is a coverage penalty."""
+        """Return the search inputs of the sources; if there is a coverage penalty, add the source mask."""
         return sources.lines._replace(source_mask=sources.mask) if self.covers else sources.lines
 
 

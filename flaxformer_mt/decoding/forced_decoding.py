@@ -52,7 +52,7 @@ class Pair(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """Selects the attention weights from target to source to return: a decoder layer, and one head or all."""
+    """Selects the target-to-source attention weights to return: of a decoder layer, in one head or all."""
 
     # Counted from 0; -1 is the last layer.
     layer: int
@@ -85,7 +85,7 @@ class PairScore(NamedTuple):
 
 
 class TokenScorer:
-    """Scores pairs of token ids as the search does, by a model or an ensemble; compiles once per shape."""
+    """Scores pairs of token ids with a model or an ensemble, as the search does; compiles once per shape."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class TokenScorer:
         return make_models(configs, (self.vocabs.source.size, self.vocabs.target.size))
 
     def warm_up(self, *, params: Sequence[Any], watched: Sequence[Watched]) -> None:
-        """Compile the programs for a few pairs at a time, for all source lengths."""
+        """Compile the programs that score a few pairs at a time, for all source lengths."""
         longest = self._longest[0]
         for length in {min(_FEW_LENGTH << power, longest) for power in range(longest.bit_length())}:
             self.read_all([Pair(np.zeros(length, np.int32), (0,))], params=params, watched=watched)

@@ -68,7 +68,7 @@ class Scheduler:
         return len(self._sentences)
 
     def submit(self, sentences: Mapping[Any, Sentence], *, n_best: int) -> None:
-        """Add sentences of one `Form` by name; `step` returns their results by name."""
+        """Add named sentences, all of the same `Form`; `step` returns their results under these names."""
         form = self._engine.arrays.find_form(list(sentences.values()))
         self._sentences.update((name, (sentence, n_best)) for name, sentence in sentences.items())
         self._unassigned.setdefault((form, n_best), {}).update(sentences)
@@ -82,7 +82,7 @@ class Scheduler:
                 self._slots[key].waiting.pop(name, None)
 
     def compile(self) -> None:
-        """Compile the programs for all sentences so far, assuming that no more follow, and wait for them."""
+        """Compile the programs that the sentences so far need if no more follow; return when this is done."""
         self._assign(all_of_them=True)
         for programs in [slots.programs for slots in self._slots.values()]:
             programs.wait()

@@ -40,13 +40,13 @@ _MIN_TOKENS = 8
 
 
 class TokenBudget:
-    """The number of tokens per batch: as requested, and halved whenever the device runs out of memory."""
+    """The number of tokens per batch: at first as requested, then halved whenever device memory runs out."""
 
     def __init__(self, tokens: int, *, warn: Callable[[str], None]) -> None:
         self.tokens, self._requested, self._warn = tokens, tokens, warn
 
     def halve_after(self, error: Exception) -> bool:
-        """If the error is a lack of memory, halve the tokens; return whether it is.
+        """Return whether the error is a lack of device memory; if it is, halve the number of tokens.
 
         Raises UserError if the smallest batch did not fit. Warns at the first halving.
         """
@@ -68,7 +68,7 @@ class TokenBudget:
 
 
 class Call(NamedTuple):
-    """A call of `generate`: the names of the sentences that entered each part, and the call's outputs."""
+    """A call of `generate`: its outputs, and the names of sentences that entered each part of the rows."""
 
     entered: list[list[Hashable]]
     owners: Any
@@ -80,7 +80,7 @@ class Call(NamedTuple):
 
 
 class Slots:
-    """The sentences in the slots of one state; `finish` reads the results of calls of `start` in order."""
+    """The sentences in the slots of one state; `finish` reads the results of `start` calls in order."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Slots:
 
     @functools.cached_property
     def programs(self) -> StatePrograms:
-        """The programs of the state; new programs are compiled in threads from now on."""
+        """The programs of the state; if they are new, threads start to compile them."""
         return self._find_programs()
 
     def __len__(self) -> int:
@@ -118,7 +118,7 @@ class Slots:
 
     @property
     def num_free(self) -> int:
-        """The number of slots that remain once all waiting sentences have entered; negative: too few."""
+        """The number of slots left once all waiting sentences have entered; negative if there are too few."""
         return self._size.rows * len(self._busy) - len(self)
 
     @property
@@ -132,7 +132,7 @@ class Slots:
         return left
 
     def start(self, max_steps: int = UNLIMITED, *, leave: int = 0, more: bool = False) -> Call:
-        """Let waiting sentences enter and start at most `max_steps` steps, which run asynchronously.
+        """Let waiting sentences enter; then start at most `max_steps` steps, which run asynchronously.
 
         Without a limit, sentences also enter slots that become free during the call. Once no sentence waits,
         the call may end with `leave` slots per part still occupied. `more`: whether further sentences follow;
@@ -235,7 +235,7 @@ class EngineOptions:
 
 
 class SearchEngine:
-    """Searches translations with one model or an ensemble; compiles each program once per size."""
+    """Searches for translations with one model or an ensemble; compiles each program once per size."""
 
     def __init__(
         self,
@@ -274,7 +274,7 @@ class SearchEngine:
         )
 
     def sizes(self, n_best: int) -> StateSizes:
-        """Return the sizes of states, which shrink when the device runs out of memory."""
+        """Return the sizes of states; they become smaller when the device runs out of memory."""
         width = search_width(self.options, n_best)
         is_cpu = default_platform() == "cpu"
         return StateSizes(self.lengths, width, self.budget.tokens, self.programs.parts, single=is_cpu)
@@ -297,9 +297,9 @@ class SearchEngine:
         return Slots(find_programs, params, size, lay_out, parts=parts, lines=lines)
 
     def warm_up(self, params: Sequence[Any], *, n_best: int = 1) -> Iterator[int]:
-        """Load or compile the programs of all sizes, and search one sentence without constraints in each.
+        """Load or compile the programs of each size, and run them once on a sentence without constraints.
 
-        Yields the number of programs of a size as soon as they are ready, and 0 regularly before.
+        Yields the number of programs of each size when they are ready, and 0 at intervals while it waits.
         """
         sizes = self.sizes(n_best)
         sentence = Sentence(np.zeros(1, np.int32), prefix=(0,) * self._symbols.num_free)

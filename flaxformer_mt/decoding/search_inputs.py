@@ -22,7 +22,7 @@ _SHORTEST = 8
 
 
 class Candidates:
-    """Selects the tokens that each translation may use; `shortlists`: the tokens that all may use."""
+    """Selects the tokens that each translation may use; `shortlists`: the tokens common to all."""
 
     def __init__(self, shortlist: Shortlist, symbols: Symbols, size: int, *, longest_source: int) -> None:
         """`size`: number of entries of the target vocabulary."""
@@ -36,7 +36,7 @@ class Candidates:
         self._left_out[[*banned, *self.shortlists.common]] = True
 
     def find(self, source: np.ndarray, required: Sequence[Sequence[int]]) -> np.ndarray:
-        """Return a sentence's own candidates, most probable first, as ids plus 1; 0 is padding."""
+        """Return a sentence's candidates beyond the common ones, most probable first, as ids plus 1."""
         found = self._shortlist.find(source)
         if required:
             found = np.concatenate([*map(np.array, required), found])
@@ -82,7 +82,7 @@ class Sentence:
 
 
 class Form(NamedTuple):
-    """The room for constraints in the inputs of a program; 0: none.
+    """How many constraints the inputs of a program have room for; 0: none.
 
     prefix: number of tokens. phrases, phrase: number of required phrases, and number of tokens of each.
     minimum: whether translations have a minimum length.
@@ -115,7 +115,7 @@ class SentenceArrays:
         return length, max(sentence.shortest, self._min_length(length))
 
     def find_form(self, sentences: Sequence[Sentence]) -> Form:
-        """Return the form with room for the constraints of all sentences, rounded up so that forms recur."""
+        """Return the form with room for all sentences' constraints, rounded up so that few forms exist."""
         prefix = max((len(one.prefix) + one.prefix_ends_word for one in sentences), default=0)
         if prefix:  # at least one position is left for the token after a prefix
             prefix = min(round_up_coarsely(prefix), (self._lengths.longest_target or prefix * 2) - 1)
@@ -130,13 +130,13 @@ class SentenceArrays:
     def lay_out(
         self, sentences: Sequence[Sequence[Sentence]], form: Form, *, rows: int, source_length: int
     ) -> Sources:
-        """Return the arrays of all parts, `rows` rows each; rows without a sentence have length limit 0."""
+        """Return the arrays, with `rows` rows for each list of sentences; unused rows have length limit 0."""
         total = rows * len(sentences)
         every = [one for own in sentences for one in own]
         places = np.concatenate([part * rows + np.arange(len(own)) for part, own in enumerate(sentences)])
 
         def fill(values: Iterable[Any], *shape: int, blank: int = 0, dtype: Any = np.int32) -> np.ndarray:
-            """Return an array with `shape` per row: the value of the row's sentence, then blanks."""
+            """Return an array [all rows, *shape]: each row has the value of its sentence, then blanks."""
             filled = np.full((total, *shape), blank, dtype)
             if not shape:
                 filled[places] = np.fromiter(values, dtype, len(every))

@@ -59,7 +59,7 @@ class LengthRule:
         return self.within_positions(limit)
 
     def likely(self, source_length: int, needed: int = 0) -> int:
-        """Return the length that few translations of this source length exceed, at most the limit."""
+        """Return the length that few translations of a source this long exceed; at most the limit."""
         limit = self.limit(source_length, needed)
         if self.learned is None:
             return limit
@@ -69,7 +69,7 @@ class LengthRule:
     def expected(self, source_length: int, needed: int = 0) -> int:
         """Return the capacity of a first search for this source length: the likely length, or else a guess.
 
-        `needed`: the minimum number of tokens, as due to a prefix or required phrases.
+        `needed`: the minimum number of tokens, due to a prefix or to required phrases.
         """
         if self.learned is not None:
             return self.likely(source_length, needed)
@@ -77,7 +77,7 @@ class LengthRule:
         return min(limit, max(needed, int(_DEFAULT_SHARE * limit), source_length + _DEFAULT_EXTRA))
 
     def within_positions(self, length: int) -> int:
-        """Return `length`, or the number of positions of the models if this is less."""
+        """Return the smaller of `length` and the models' number of positions."""
         return length if self.longest_target is None else min(length, self.longest_target)
 
 
@@ -128,7 +128,7 @@ def choose_batch_tokens(search: SearchConfig, models: Sequence[ModelConfig], tar
 
 
 def check_memory(size: Size, width: int, models: Sequence[ModelConfig], target_size: int) -> None:
-    """Raise UserError if one sentence exceeds the memory of the device, where smaller batches cannot help."""
+    """Raise UserError if the device has too little memory to search even a single sentence."""
     memory, _ = device_memory(jax.local_devices()[0]) or (host_memory(), 0)
     # Each beam has scores for the tokens of all beams, which are in memory about five times.
     scores = sum(5 * model.num_heads for model in models) * width
@@ -143,7 +143,7 @@ def check_memory(size: Size, width: int, models: Sequence[ModelConfig], target_s
 
 @dataclass(frozen=True)
 class StateSizes:
-    """The sizes of an engine's states: up to five for many sentences, up to three for a few, one for one.
+    """The sizes of states: up to five for many sentences, up to three for a few, one for a single sentence.
 
     A state for many sentences has room for the likely lengths of translations, and as many rows as
     batch_tokens allow. A state for a few has room up to the length limits, so no sentence exceeds it. width:
@@ -187,12 +187,12 @@ class StateSizes:
         ]
 
     def choose(self, source_length: int, needed: int) -> Size:
-        """Return the size of a sentence's first search among many; `needed`: see `LengthRule.expected`."""
+        """Return the size to try first for one of many sentences; `needed`: see `LengthRule.expected`."""
         capacity = self.lengths.expected(source_length, needed)
         return _first(self.many(), source_length, capacity) or self.choose_few(source_length, needed)
 
     def choose_few(self, source_length: int, needed: int, *, count: int | None = None) -> Size:
-        """Return the size for a few sentences up to this length; `count`: their number if it is final."""
+        """Return the size for a few sentences up to this length; `count`: their number, if no more follow."""
         limit, alone = self.lengths.limit(source_length, needed), count is not None and count <= self.parts
         found = _first([*(self.one() if alone else []), *self.few()], source_length, limit)
         if found is None:  # for a long prefix, or many required phrases
@@ -201,7 +201,7 @@ class StateSizes:
         return found
 
     def fits_few(self, count: int, small: Size) -> bool:
-        """Return whether to search `count` sentences in the size `small` for a few, not in one for many."""
+        """Return whether to search `count` sentences in `small`, a size for a few, not in a size for many."""
         return count <= _FEW_FILLS * small.rows * self.parts
 
     def choose_again(self, source_length: int, needed: int, *, others: Iterable[Size]) -> Size:

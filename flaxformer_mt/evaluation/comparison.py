@@ -180,7 +180,7 @@ def find_largest_differences(
     most: int,
     lowercase: bool = False,
 ) -> list[tuple[int, float, float]]:
-    """Return index and both chrF scores of the `most` sentences with the largest difference in chrF."""
+    """Return the index and the two chrF scores of each of the `most` sentences whose chrF differs most."""
     unlike = [i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b]
     ours, theirs = (
         score_sentences(
@@ -214,7 +214,7 @@ def compare(
     scorers: Sequence[str] = (),
     **score_options: Any,
 ) -> dict[str, Any]:
-    """Return slow metrics, further scorers, confidence intervals and significance tests as JSON values."""
+    """Compute slow metrics, further scorers, confidence intervals and significance tests, as JSON values."""
     references = ours.references or None
     asked = [name for name in dict.fromkeys(scorers) if name not in METRICS]
     resampled = resample_scores(

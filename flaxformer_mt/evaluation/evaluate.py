@@ -83,7 +83,7 @@ def _show_progress(doing: str, total: int, system: str, stream: TextIO | None) -
 
 
 class EvaluationResult(TypedDict, total=False):
-    """The result of `evaluate_run`, which `evaluate` prints. Names of further scorers are keys, too."""
+    """The result of `evaluate_run`, which `evaluate` prints; the names of further scorers are keys, too."""
 
     # Name of the split or of the source file; the files in RUN/translations/ have this name.
     name: str
@@ -352,7 +352,7 @@ def _tune_rerank(
 
 
 def describe_evaluation(result: Mapping[str, Any], *, name: str) -> list[str | Table]:
-    """Format a result of `evaluate_run` as tables (none for language models); `name` names the run."""
+    """Format a result of `evaluate_run` as tables (none for language models); `name`: the run's name."""
     if "directions" in result:
         parts: list[str | Table] = []
         for direction, report in result["directions"].items():

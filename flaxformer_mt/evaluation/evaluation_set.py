@@ -132,7 +132,7 @@ class ScoredSet:
     documents: Sequence[Hashable] | bool = True
 
     def find_documents(self, data: DataConfig) -> dict[str, Any]:
-        """Return the argument `documents` of `Translator.translate` for a model with context, else {}."""
+        """Return the argument `documents` of `Translator.translate`; {} if the model uses no context."""
         return {"documents": self.documents} if data.context else {}
 
 
@@ -146,7 +146,7 @@ def read_sets(
     vocab_tags: Mapping[str, int] = MappingProxyType({}),
     alone: bool = False,
 ) -> list[ScoredSet]:
-    """Read the files, or without files the split of each direction with these languages (None: all).
+    """Read the two files, or if there are none, the split of each direction with these languages (None: any).
 
     `alone`: whether a source may be given without a reference.
     """
@@ -213,7 +213,7 @@ def _read_split(data: DataConfig, split: Split) -> dict[Direction, list[tuple[Pa
 
 
 def check_split(config: Config, split: Split, *, files: str) -> None:
-    """Raise UserError if the data set has no such split; `files` are the flags to use instead."""
+    """Raise UserError if the data set has no such split; the message suggests the flags `files` instead."""
     if split not in get_args(Split):
         raise UserError(f"split is {split!r}; it must be test or valid")
     if not has_split(config.data, split):
@@ -227,7 +227,7 @@ def name_of_file(path: str) -> str:
 def check_same_set(
     split: Split, evaluated: tuple[Path, Config, ScoredSet], other: tuple[Path, Config]
 ) -> None:
-    """Raise UserError if a split consists of different sentences in the configs of two runs."""
+    """Raise UserError if the configs of two runs have different sentences in this split."""
     (run, config, scored), (other_run, other_config) = evaluated, other
     remedy = "score both on one set with --source=FILE --reference=FILE"
     names = (

@@ -118,7 +118,7 @@ def chart_lines(lines: Sequence[Line], *, title: str, x_name: str) -> list[Chart
 
 
 def chart_bars(groups: Mapping[str, Sequence[tuple[int, Bar]]], *, title: str, x_name: str) -> list[Chart]:
-    """Draw groups of bars for scores up to 100, one bar per run, with confidence intervals; [] if empty."""
+    """Draw groups of bars for scores up to 100, one bar per run, with intervals; return [] without bars."""
     if not any(groups.values()):
         return []
     axes = _make_chart(x_name)

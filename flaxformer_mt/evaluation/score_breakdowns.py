@@ -37,7 +37,7 @@ class DirectionScorer:
         self.directions = [(options["direction"], rows) for _, rows, options in self._parts]
 
     def score(self, translations: Translations) -> dict[str, float]:
-        """Return means of BLEU, chrF and train.best_metric, and scores by direction such as bleu_de-en."""
+        """Return mean BLEU, chrF and train.best_metric, and each direction's scores, such as bleu_de-en."""
         by_direction = {}
         for name, sentences, options in self._parts:
             part = translations.choose(sentences)
@@ -107,7 +107,7 @@ _LONGEST: tuple[int, ...] = (5, 10, 15, 20, 25, 30, 40, 50, 75, 100)
 
 
 def score_by_length(translations: Translations, *, lowercase: bool, tokenize: str) -> list[dict[str, Any]]:
-    """Compute BLEU, chrF and mean lengths in words for each bucket with sentences, as JSON values.
+    """Compute BLEU, chrF and mean lengths in words for each bucket that is not empty, as JSON values.
 
     {"from": 6, "to": 10, "sentences": 72, "bleu": 35.1, "chrf": 58.0,  # to: None for the longest sources
      "hypothesis_length": 8.2, "reference_length": 8.4}
@@ -129,7 +129,7 @@ def score_by_length(translations: Translations, *, lowercase: bool, tokenize: st
 
 
 def score_terms(translations: Translations, glossary: Glossary) -> dict[str, Any]:
-    """Count source terms whose target terms are in the references; `used`: the share also in hypotheses."""
+    """Count terms whose translations are in the references; `used`: the share also in the hypotheses."""
     found = list[bool]()
     texts = (translations.sources, translations.references, translations.hypotheses)
     for source, reference, hypothesis in zip(*texts, strict=True):
@@ -147,7 +147,7 @@ def _has_term(text: str, term: str) -> bool:
 
 
 def split_by_length(translations: Translations) -> dict[tuple[int, int | None], Translations]:
-    """Split translations into buckets by source length; keys are the smallest and largest number of words."""
+    """Split translations into buckets by source length; keys: the smallest and largest number of words."""
     indices: dict[int, list[int]] = {}
     for index, source in enumerate(translations.sources):
         indices.setdefault(bisect.bisect_left(_LONGEST, _count_words(source)), []).append(index)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Table(NamedTuple):
-    """A table whose cells are texts (in reports also runs or lists); columns `numbers` are right-aligned."""
+    """A table whose cells are texts (in reports also runs or lists); `numbers`: the right-aligned columns."""
 
     heading: Sequence[Any]
     rows: Sequence[Sequence[Any]]

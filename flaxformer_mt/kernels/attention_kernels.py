@@ -108,7 +108,7 @@ def attend_unpadded(
     mask: MaskRule,
     **options: Any,
 ) -> Array:
-    """If padding was removed from the batch, restore it for `attention`, and remove it from the result."""
+    """Call `attention`; if padding was removed from the batch, restore it before and remove it afterwards."""
     if not isinstance(mask.query_segments, Places):
         return attention(query, keys, values, mask, **options)
     assert isinstance(mask.memory_segments, Places)
@@ -131,7 +131,7 @@ def attend_fused(
     biases: Sequence[Array] = (),
     **options: Any,
 ) -> Array:
-    """Attend by the first fused kernel that supports the inputs, on each device's heads; else by `plain`.
+    """Attend on each device with the first kernel of `kinds` that supports its heads, or else with `plain`.
 
     With `see_weights`, `plain` is used, because fused kernels do not keep the weights. `biases`: none, or the
     biases [H, K] that were added to queries, keys and values as constants; their gradients are summed here.
@@ -190,7 +190,7 @@ _leave_gradient.defvjp(
 def attend_rows_on_gpu(
     query: Array, keys: Array, values: Array, mask: MaskRule, scale: float | None, drop: Drop | None
 ) -> Array:
-    """Attend by the kernel of triton_attention.py, which supports biases, other scales and weight dropout."""
+    """Attend with the kernel of triton_attention.py, which supports biases, any scale and weight dropout."""
     (batch, length, heads, size), memory_length = query.shape, keys.shape[1]
     rule = triton_attention.Rule(
         mask.causal, size**-0.5 if scale is None else scale, 0.0 if drop is None else drop.rate
@@ -251,7 +251,7 @@ def resolve_attention(preferred: Preference, platform: str) -> tuple[Kind, ...]:
 
 
 def fits(kind: Kind, query: Any, keys: Any) -> bool:
-    """Return whether a kernel supports heads [B, Q, H, K] and [B, M, H, K] of these shapes and dtypes."""
+    """Return whether a kernel supports the dtypes and sizes of queries [B, Q, H, K] and keys [B, M, H, K]."""
     size, lengths = query.shape[-1], (query.shape[1], keys.shape[1])
     if kind == "pallas":
         return query.dtype == jnp.bfloat16 and fits_kernel(*lengths, heads=query.shape[2], size=size)

@@ -17,7 +17,7 @@ _MULTIPLIED = re.compile(r"(kernel|_embedding/embedding)$")
 
 
 def as_bits(x: Array) -> Array:
-    """Represent bfloat16 numbers as unsigned integers, for arrays that loops update; keep other dtypes.
+    """View bfloat16 numbers as unsigned integers, for arrays that loops update; keep other dtypes.
 
     XLA's CPU compiler computes updates of bfloat16 arrays in float32, and then copies and converts the whole
     array instead of writing a slice of it in place.
@@ -51,7 +51,7 @@ def _differentiate_rows(primals: tuple[Array, Array], tangents: tuple[Array, Arr
 
 
 def cast_kernels(params: Any, dtype: DTypeLike) -> Any:
-    """Cast the matrices of a model's parameters to the dtype of its products; keep other parameters.
+    """Cast a model's matrices to the dtype in which they are multiplied; keep other parameters as they are.
 
     A program that multiplies by a matrix many times, as decoding does, then casts it only once. Vectors
     looked up in an embedding table become float32 again. Matrices of 8-bit integers stay unchanged.

@@ -63,7 +63,7 @@ def score_words(multiply: Multiply, hidden: Array, output: Output, target: Array
 
 
 def score_in_bfloat16(multiply: Multiply, hidden: Array, output: Output, target: Array | None) -> _Words:
-    """Do the same as `score_words`, with logits in hidden's dtype: a GPU writes them and reads them twice."""
+    """Do the same as `score_words`, with logits in the dtype of `hidden`: GPUs write and reread them."""
     return score_words(lambda *operands: multiply(*operands).astype(hidden.dtype), hidden, output, target)
 
 
@@ -80,7 +80,7 @@ def score_rounded(multiply: Multiply, hidden: Array, output: Output, target: Arr
 def score_in_two_passes(multiply: Multiply, hidden: Array, output: Output, target: Array | None) -> _Words:
     """Do the same as `score_words`, but compute the logits twice, unless `target` is given.
 
-    A TPU computes the largest logit, and then the exponentials, at the end of a product. Computing the
+    A TPU computes the largest logit, and then the exponentials, as part of the product. Computing the
     product twice is faster for it than writing and reading logits in float32.
     """
     if target is not None:
@@ -254,7 +254,7 @@ def _is_argmax(logits: Array, target: Array) -> Array:
 
 
 def maxima_of_chunks(chunks: Array) -> Array:
-    """Return the maxima over the last axis, behind a barrier.
+    """Return the maxima over the last axis, behind an optimization barrier.
 
     Without the barrier, XLA would compute the maximum of all maxima from `chunks`, which it would read again.
     """

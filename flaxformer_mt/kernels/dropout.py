@@ -38,7 +38,7 @@ def dropout_scale(rate: float) -> float:
 
 
 def keep_threshold(rate: float) -> int:
-    """Return the threshold for random numbers: an entry is kept if its number is at least this.
+    """Return the threshold for random numbers: an entry is kept if its number is at least the threshold.
 
     The cap keeps some entries at any rate below 1, even where rounding would drop all.
     """
@@ -70,7 +70,7 @@ def is_hash_key(key: Array) -> bool:
 
 
 def split_key(key: Array, size: int) -> tuple[Array, Array]:
-    """Return the two words that the key mixes into numbers, and the number of the first of `size` entries.
+    """Return the two key words that are mixed into numbers, and the number of the first of `size` entries.
 
     `dropout` keeps entry i where hash_numbers(first + i, words) >= keep_threshold(rate), modulo 2 ** 32.
     """

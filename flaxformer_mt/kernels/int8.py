@@ -40,7 +40,7 @@ class Quantized(NamedTuple):
 
 
 def quantize_matrix(matrix: Any, inputs: Iterable[int]) -> Quantized:
-    """Quantize a matrix, of which products sum over the axes `inputs`; outputs that are all 0 stay 0."""
+    """Quantize a matrix whose axes `inputs` are summed in products; outputs that are all 0 stay 0."""
     matrix = np.asarray(matrix, np.float32)
     axes = tuple(inputs)
     scale = np.abs(matrix).max(axes, keepdims=True) / np.float32(_LARGEST)
@@ -50,7 +50,7 @@ def quantize_matrix(matrix: Any, inputs: Iterable[int]) -> Quantized:
 
 
 def multiply_quantized(multiply: IntegerProduct, spec: str, x: Array, matrix: Quantized) -> Array:
-    """Multiply x [..., D] by a quantized matrix, "...D,DF->...F" or "...D,FD->...F", to float32 [..., F]."""
+    """Compute the einsum "...D,DF->...F" or "...D,FD->...F" of x and a quantized matrix, as float32."""
     rows = quantize_rows(x)
     sums = multiply(spec.replace("...", "B"), rows.values.reshape(-1, x.shape[-1]), matrix.values)
     return sums.reshape(*x.shape[:-1], -1).astype(jnp.float32) * (rows.scale * matrix.scale)

@@ -17,7 +17,7 @@ from flaxformer_mt.shapes import Array
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """The kernels of models and losses; the defaults are the references, which run on all platforms.
+    """The kernels of models and losses; the defaults are reference kernels, which run on all platforms.
 
     product: `product(spec, x, y)`, an einsum with sums in float32. integer_product: the same for 8-bit
     integers, with sums in int32. attention: see `attend`. cross_entropy: see `CrossEntropy`. materialize:

@@ -30,12 +30,12 @@ _COST_OF_COLUMNS = 3
 
 
 def multiply(spec: str, x: Array, y: Array) -> Array:
-    """Compute `jnp.einsum(spec, x, y)` with sums and a result in float32; do not differentiate it."""
+    """Compute `jnp.einsum(spec, x, y)` with float32 sums and results; for gradients, use `Product`."""
     return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
 
 
 def multiply_on_cpu(spec: str, x: Array, y: Array) -> Array:
-    """Compute `multiply` in the only form that XLA's CPU library multiplies in bfloat16, not in float32."""
+    """Compute `multiply` in the only form in which XLA's CPU library really multiplies bfloat16 numbers."""
     return multiply(spec, x, y) if jnp.result_type(x, y) == jnp.float32 else multiply_rows(spec, x, y)
 
 
@@ -132,7 +132,7 @@ def _multiply_in_order(product: Product, result: str, *operands: tuple[str, Arra
 
 
 def multiply_rows(spec: str, x: Array, y: Array, *, sums: DTypeLike = jnp.float32) -> Array:
-    """Compute an einsum as XLA's CPU library multiplies bfloat16: rows of x with rows or with columns of y.
+    """Compute an einsum as XLA's CPU library needs it for bfloat16: rows of x by rows or columns of y.
 
     int8 is multiplied in the same form, with sums in int32.
 

@@ -171,11 +171,11 @@ class _Part(NamedTuple):
     array: Any
 
     def read(self, row: int, group: _Group) -> Array:
-        """Read a row's lanes of a group of heads, [T, width]."""
+        """Read the lanes that a group of heads has in one row, [T, width]."""
         return self.array[row, slice(None), slice(group.start, group.start + group.width)]
 
     def write(self, row: int, group: _Group, numbers: Array) -> None:
-        """Write a row's lanes of a group of heads."""
+        """Write the lanes that a group of heads has in one row."""
         place = row, slice(None), slice(group.start, group.start + group.width)
         self.array[place] = numbers.astype(self.array.dtype)
 

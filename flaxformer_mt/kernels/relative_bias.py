@@ -19,7 +19,7 @@ from flaxformer_mt.shapes import Array
 )
 @dataclasses.dataclass(frozen=True)
 class RelativeBias:
-    """The bias that attention adds to a score, by the distance from the query to the attended position.
+    """The bias that attention adds to a score; it depends on the distance from query to attended position.
 
     table: float32 [buckets, H]. longest: the distance from which all distances share a bucket. bidirectional:
     whether half of the buckets are for later positions; otherwise all later positions use the bucket of
@@ -31,7 +31,7 @@ class RelativeBias:
     bidirectional: bool
 
     def dense(self, queries: int, attended: int) -> Array:
-        """Compute the biases [1, H, Q, M] of consecutive positions; queries and positions both start at 0."""
+        """Compute the biases [1, H, Q, M] for queries 0 to Q - 1 and attended positions 0 to M - 1."""
         distances = np.arange(-(queries - 1), attended)
         by_distance = self._look_up(self._find_buckets(distances))
         heads, width = by_distance.shape[1], len(distances)
@@ -42,7 +42,7 @@ class RelativeBias:
         return shifted[None, :, :, queries - 1 :]
 
     def of_ages(self, ages: Array) -> Array:
-        """Compute the biases [1, H, Q, M] of earlier positions from ages [Q, M]; the query's age is 0."""
+        """Compute the biases [1, H, Q, M] of attended positions that precede the query by `ages` [Q, M]."""
         by_age = jnp.asarray(self._find_buckets(-np.arange(self.longest + 1)))
         buckets = jnp.take(by_age, jnp.clip(ages, 0, self.longest), axis=0)
         return self._look_up(buckets).transpose(2, 0, 1)[None]

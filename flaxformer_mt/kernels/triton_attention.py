@@ -211,7 +211,7 @@ class _Program(NamedTuple):
     triton: Any
 
     def read(self, array: Any, row: Any, place: Any, *, of_queries: bool = True) -> Array:
-        """Read queries [block, K], keys [tile, K] or query statistics [block]; positions outside are 0."""
+        """Read queries [block, K], keys [tile, K] or query statistics [block]; zeros follow the row's end."""
         index, inside = self._find(array, row, place, of_queries)
         return self.triton.load(index, mask=inside, other=0)
 
@@ -256,7 +256,7 @@ class _Program(NamedTuple):
         return [jnp.where(kept, x * dropout_scale(rate), 0.0) for x in numbers]
 
     def add_to(self, sums: Any, row: Any, places: tuple[Any, Any], numbers: Array) -> None:
-        """Add to sums in memory that only this program uses; the first row of a group overwrites them."""
+        """Add numbers to sums that only this program uses; the first row of a group overwrites the sums."""
         index, inside = self._find_scores(sums, places)
         if row:
             numbers = numbers + self.triton.load(index, mask=inside & (row[0] > 0), other=0.0)

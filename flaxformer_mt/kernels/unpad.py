@@ -19,7 +19,7 @@ _OF_TARGET_TOKENS = {*Batch._fields[Batch._fields.index("target_positions") + 1 
 
 
 class Places(NamedTuple):
-    """Maps between the slots of an array with padding, [B, T], and the entries of one without, [R, T].
+    """Maps between slots of an array with padding, [B, T], and entries of one without padding, [R, T].
 
     slots: the flat slot index of each entry: first the slots of real tokens in order, then some padding
     slots. entries: the flat entry index of each slot; a padding slot without an entry has an index beyond the
@@ -63,7 +63,7 @@ def unpad(batch: Batch, sizes: tuple[int, int]) -> Batch:
 
 @typed
 def find_places(is_token: Bool[Array, "B T"], size: int) -> Places:
-    """Return the places of a batch's tokens; there are at most `size` tokens, and `size` is a multiple of T.
+    """Return the places of a batch of at most `size` tokens, where `size` is a multiple of T.
 
     [[1 1 0] [1 0 0]] with size 3 gives slots [[0 1 3]] and entries [[0 1 3] [2 4 5]].
     """
@@ -85,7 +85,7 @@ def remove_padding(x: Array, places: Places) -> Array:
 
 
 def restore_padding(x: Array, places: Places) -> Array:
-    """Put the entries x [R, T, ...] into their slots, [B, T, ...]; slots without an entry are 0."""
+    """Unpack the entries x [R, T, ...] into the slots [B, T, ...]; slots without an entry are 0."""
     taken = _take_entries(x.reshape(-1, *x.shape[2:]), places)
     return taken.reshape(*places.entries.shape, *x.shape[2:])
 

@@ -25,7 +25,7 @@ GUIDED = "guided_alignment"
 
 
 class Step(NamedTuple):
-    """The inputs of a decoding step that the self-attention (or recurrence) of all blocks shares.
+    """The inputs of a decoding step that are the same for the self-attention (or recurrence) of all blocks.
 
     slot: the cache slot to which the tokens are written. ancestry: which cached tokens belong to each
     hypothesis, bool [B, W, T, W] (`make_ancestry_mask`); for a recurrence, a `Continuation`. positions: the
@@ -203,7 +203,7 @@ def make_ancestors(batch: int, beams: int, length: int) -> Array:
 
 
 def make_ancestry_mask(cache: Cache, *, beams: int, length: int) -> Array:
-    """Mark the cached tokens of each hypothesis w: bool [B, W, T, U], True if beam u wrote its token t.
+    """Mark the cached tokens of each hypothesis: bool [B, W, T, U], True if beam u wrote token t of w.
 
     With ancestors [[0 0] [0 1]] of two beams at index 1, beam 1 attends to token 0 of beam 0 and to its own
     token 1. Without ancestors, each beam attends to the tokens that it wrote itself.

@@ -15,7 +15,7 @@ BlockCache = dict[str, Array]
 
 
 class Block(nn.Module):
-    """The base of all blocks: the first sublayer reads other tokens, and the last one is feed-forward."""
+    """The base class of blocks, whose first sublayer reads other tokens and whose last is feed-forward."""
 
     config: ModelConfig
     kernels: Kernels

@@ -28,7 +28,7 @@ def make_logits(kernels: Kernels, x: Array, table: Array | Quantized, bias: Arra
 
 
 class ListedOutput(NamedTuple):
-    """The columns of the output layer for the tokens of each batch row's own shortlist."""
+    """The columns of the output layer for the tokens in the shortlist of each batch row."""
 
     # float32 in any dtype of the model, since CPUs multiply so few columns faster in float32.
     kernel: Array  # [B, D, C]
@@ -38,7 +38,7 @@ class ListedOutput(NamedTuple):
 
 
 def list_output(table: Array, bias: Array | None, tokens: Array) -> ListedOutput:
-    """Gather the columns of the output layer for tokens [B, C], given as ids plus 1; 0: padding."""
+    """Gather the columns of the output layer for `tokens` [B, C], which are ids plus 1, or 0 for padding."""
     ids = jnp.maximum(tokens - 1, 0)
     kernel = jnp.swapaxes(take_rows(table, ids).astype(jnp.float32), 1, 2)
     return ListedOutput(kernel, None if bias is None else jnp.take(bias, ids).astype(jnp.float32), tokens > 0)
@@ -64,7 +64,7 @@ def find_output(params: dict[str, Any]) -> Quantized | None:
 
 
 class CachedDecoder(nn.Module):
-    """The base class of the models: the output layer, and decoding with a cache.
+    """The base class of the models, with the output layer and decoding with a cache.
 
     A subclass has the stack `decoder`, calls `_setup_output` in its `setup`, and defines `_output_embedding`
     and `_step`.
@@ -105,7 +105,7 @@ class CachedDecoder(nn.Module):
         return take_rows(table, ids), None if bias is None else bias[ids]
 
     def add_shortlists(self, cache: Cache, tokens: Array) -> Cache:
-        """Add the output layer's columns for each row's tokens [B, C] (ids plus 1; 0: padding) to a cache."""
+        """Add the output layer's columns for each row's `tokens` (ids plus 1; 0: padding) to a cache."""
         return cache._replace(shared=cache.shared | {"output": list_output(*self.output_layer(), tokens)})
 
     def decode_step(

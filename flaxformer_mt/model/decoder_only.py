@@ -40,7 +40,7 @@ class DecoderOnly(CachedDecoder):
         return self.logits(self.hidden(batch, deterministic=deterministic))
 
     def hidden(self, batch: Batch, *, deterministic: bool) -> Array:
-        """Compute the hidden states [B, T, D] at the target positions, which the output layer reads."""
+        """Compute the output layer's input: the hidden states [B, T, D] at the target positions."""
         tokens = jnp.concatenate([batch.source, batch.target_in], axis=1)
         rule, positions = self._rule_and_positions(batch)
         embedded = self.token_embedding(tokens)

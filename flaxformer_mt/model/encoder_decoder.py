@@ -43,7 +43,7 @@ class EncoderDecoder(CachedDecoder):
         return self.logits(self.hidden(batch, deterministic=deterministic))
 
     def hidden(self, batch: Batch, *, deterministic: bool) -> Array:
-        """Compute the hidden states [B, T, D] of the decoder, which the output layer reads."""
+        """Compute the output layer's input: the hidden states [B, T, D] of the decoder."""
         memory = self._encode(
             batch.source,
             batch.source_mask,
@@ -79,7 +79,7 @@ class EncoderDecoder(CachedDecoder):
         return MaskRule(query_segments, segments)
 
     def embed_target(self, batch: Batch) -> Array:
-        """Compute the input [B, T, D] of the first decoder layer: target embeddings with positions."""
+        """Compute the input [B, T, D] of the first decoder layer from target tokens and their positions."""
         length = batch.target_in.shape[1]
         positions = jnp.arange(length)[None]
         embedded = self._embed_target(batch.target_in, positions)
@@ -95,7 +95,7 @@ class EncoderDecoder(CachedDecoder):
         return self.start_cache(self.encode(source, source_mask), source_mask, beams, max_length)
 
     def start_cache(self, memory: Array, source_mask: Array, beams: int, max_length: int) -> Cache:
-        """Make a cache for up to `max_length` target tokens, with the cross-attention keys and values."""
+        """Make a cache for up to `max_length` target tokens, with the keys and values of encoded sources."""
         blocks = self.decoder.blocks()
         per_beam = [block.empty_cache(memory.shape[0], beams, max_length) for block in blocks]
         shared = {"memory": [block.project_memory(memory) for block in blocks], "source_mask": source_mask}

@@ -39,13 +39,13 @@ class Initializers(NamedTuple):
     torch_biases: bool
 
     def bias(self, fan_in: int) -> Initializer:
-        """Return the initializer of the bias of a layer with `fan_in` inputs: zeros, or PyTorch's uniform."""
+        """Return the bias initializer of a layer with `fan_in` inputs: zeros, or uniform as in PyTorch."""
         return uniform(fan_in**-0.5) if self.torch_biases else nn.initializers.zeros
 
 
 @struct.dataclass
 class Declared(AxisMetadata[Any]):
-    """An initial value with its initializer, so that `init_params` can compute it in a separate program."""
+    """An initial value with its initializer, so that `init_params` can compute the value separately."""
 
     value: Any
     init: Initializer = struct.field(pytree_node=False)
@@ -64,7 +64,7 @@ class Declared(AxisMetadata[Any]):
 
 
 def declare(module: nn.Module, name: str, init: Initializer, shape: tuple[int, ...]) -> Array:
-    """Declare a parameter, or return its value, which may be only this device's part (see `gather`).
+    """Declare a parameter; if it exists already, return its value or this device's part (see `gather`).
 
     `module.param` would compare the value with the declared shape, and raise an error for a part.
     """
@@ -75,7 +75,7 @@ def declare(module: nn.Module, name: str, init: Initializer, shape: tuple[int, .
 
 @dataclasses.dataclass(frozen=True)
 class Reshaped:
-    """Initializes an array as if it had the shape `shape`, such as a kernel as the matrix it represents."""
+    """Initializes an array as if its shape were `shape`, for instance that of the matrix it represents."""
 
     init: Initializer
     shape: tuple[int, ...]

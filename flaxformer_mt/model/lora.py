@@ -41,7 +41,7 @@ def is_table(path: str) -> bool:
 
 
 def matrix_axes(path: str, shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the sizes of the input axes and of the output axes of a matrix (of one layer, if stacked)."""
+    """Return the sizes of a matrix's input axes and of its output axes; for stacked layers, of one layer."""
     names = path.split("/")
     own = tuple(shape)[STACKED in names :]
     # Of three axes, the first two are inputs in an attention's output [H, E, D] and a convolution [1, D, F].
@@ -63,7 +63,7 @@ def add_factors(
     key: Array,
     embedding_rank: int = 0,
 ) -> Any:
-    """Add initial factors for the matrices at these paths; they do not change the network's results yet.
+    """Add initial factors for the matrices at these paths; they leave the network's output unchanged.
 
     `down` is uniform in [-1 / sqrt(I), 1 / sqrt(I)], and `up` is 0; the scale is alpha / rank. The factors of
     a matrix depend neither on the stacking of layers nor on which other matrices are adapted. Tables with one

@@ -14,7 +14,7 @@ from flaxformer_mt.shapes import Array, typed
 
 
 def sinusoidal_table(length: int, model_dim: int) -> np.ndarray:
-    """Compute the table [length, D] of Vaswani et al. 2017, section 3.5, with sines and cosines interleaved.
+    """Compute the table [length, D] of Vaswani et al. (2017, section 3.5); sines and cosines alternate.
 
     Row p has the sine and cosine of p / 10000^(2i / D) in columns 2i and 2i+1; an odd D ends in a sine.
     Angles are computed in float64, since float32 angles would be off by 4e-4 at position 5000; the table is
@@ -47,7 +47,7 @@ SINUSOIDAL_TABLES = {"sinusoidal": sinusoidal_table, "sinusoidal_halves": sinuso
 def sinusoidal_positions(
     positions: Int[Array, "*P"], kind: str, *, length: int, model_dim: int
 ) -> Float[Array, "*P D"]:
-    """Look up the encodings of positions below `length` in the sinusoidal table of this kind."""
+    """Look up the encodings of positions, all below `length`, in the sinusoidal table `kind`."""
     table = SINUSOIDAL_TABLES[kind](max(length, 1), model_dim)  # an empty source looks up none
     return jnp.take(jnp.asarray(table), positions, axis=0, mode="clip")
 
@@ -91,7 +91,7 @@ class LearnedPositions(nn.Module):
         return self._add_bias(jnp.take(gather(self.embedding, "PD"), positions, axis=0, mode="clip"))
 
     def one_vector(self) -> Array:
-        """Sum all rows, each times its index, to [D]: a linear map of the vector [0, 1, ..., rows - 1].
+        """Return the sum [D] of the rows, each times its index: a linear map of [0, 1, ..., rows - 1].
 
         This follows the wording of document 002 literally; the result is the same at every position.
         """

@@ -44,7 +44,7 @@ class Continuation(NamedTuple):
 
 
 def continue_beams(cache: Cache, *, beams: int, length: int) -> Continuation:
-    """Return, for each next token [B, W], the beam in which its hypothesis was at the previous step.
+    """Return the beam [B, W] from which the hypothesis of each next token continues.
 
     When beams are reordered, states stay where they were written, like cached keys and values;
     `cache.ancestors` records which beam wrote them. With parents [[0 0]], both beams continue the state of
@@ -60,7 +60,7 @@ def continue_beams(cache: Cache, *, beams: int, length: int) -> Continuation:
 
 
 def continue_prefix(cache: Cache, *, length: int) -> Continuation:
-    """Return, for the P = `length` tokens fed by `read_prefix`, the states they continue."""
+    """Return the states that the P = `length` tokens in `read_prefix` continue."""
     assert cache.start_steps is not None
     return Continuation(jnp.arange(length) == cache.start_steps[:, None], None)
 

@@ -95,7 +95,7 @@ class Stack(nn.Module):
     ) -> Array:
         """Compute the input of the first block from embeddings [B, T, D] and positions [B, T] or [1, T].
 
-        `embedded` has the unscaled vectors of the table. `length` is a static bound above all positions,
+        `embedded` has the unscaled vectors of the table. `length` is static and exceeds all `positions`,
         which may be traced. Raises UserError if `length` exceeds the positions that the config provides,
         unless `packed`: then a row may hold several inputs and be longer than the longest one.
         """
@@ -152,7 +152,7 @@ class Stack(nn.Module):
         return RelativeBias(self.relative_positions.embedding, self.config.relative_distance, bidirectional)
 
     def rotary(self, positions: Array) -> Array | None:
-        """Return the positions for rotary embeddings; None with other position encodings."""
+        """Return the positions for rotary embeddings; None if the model has other position encodings."""
         return positions + self.config.first_position if self.config.positions == "rotary" else None
 
 

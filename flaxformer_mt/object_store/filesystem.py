@@ -48,7 +48,7 @@ class ObjectStore:
         self._base = base.rstrip("/")
 
     def list(self, folder: str = "") -> dict[str, str]:
-        """Return the names of all objects below `folder`, each with a text that identifies its version."""
+        """Return the name of each object below `folder`, with a text that identifies the object's version."""
         objects = self._call("listed", self._files.find, self._path(folder), detail=True)
         if list(objects.values()) == [{}]:  # one object of that very name, in some stores without its fields
             objects = {path: self._call("listed", self._files.info, path) for path in objects}

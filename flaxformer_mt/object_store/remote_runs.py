@@ -54,7 +54,7 @@ class Mirror:
         self.equal: dict[str, list[str | int]] = {}
 
     def is_equal(self, name: str) -> bool:
-        """Return whether file and object are both unchanged since one was copied to the other."""
+        """Return whether neither the file nor the object has changed since one was copied to the other."""
         path = self.root / name
         return name in self.objects and path.is_file() and self.equal.get(name) == self._describe(name)
 
@@ -65,7 +65,7 @@ class Mirror:
         self.note(wanted)
 
     def upload(self, names: Iterable[str]) -> None:
-        """Upload the named files, and list the store again."""
+        """Upload the named files; then list the store again."""
         names = list(names)
         self.store.upload((self.root / name, name) for name in names)
         self.objects = self.store.list()
@@ -122,7 +122,7 @@ class _Copy(Mirror):
         self.get(n for n in absent if wanted(n[len(prefix) :]))
 
     def publish(self, folder: Path) -> None:
-        """Upload changed files below `folder` (a complete checkpoint or the run) and outside checkpoints.
+        """Upload changed files in `folder` (a complete checkpoint or the run) and those outside checkpoints.
         A run that is not in the store yet is uploaded only if `folder` is the run directory itself.
         """
         if _CONFIG not in self.objects:
@@ -145,12 +145,12 @@ class _Copy(Mirror):
             self.sweep(f"{within[:-1].replace(_CHECKPOINTS, _WRITING)}-")  # not what a job writes meanwhile
 
     def send_parts(self, folder: Path) -> None:
-        """Upload the files that this process has written to a hidden folder."""
+        """Upload from the hidden `folder` the files that this process has written."""
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
         self.store.upload((path, self.name(path)) for path in paths)
 
     def collect_parts(self, folder: Path) -> None:
-        """Fetch the files of a hidden folder that the other processes of the job have uploaded."""
+        """Fetch into the hidden `folder` the files that the other processes of the job have uploaded."""
         parts = self.store.list(self.name(folder))
         self.objects |= parts
         self.store.download((n, self.root / n) for n in parts if not (self.root / n).exists())
@@ -166,7 +166,7 @@ class _Copy(Mirror):
                 self.remove(folder)
 
     def seen(self) -> set[str]:
-        """Return the names of the run's objects that commands read, without incomplete checkpoints."""
+        """Return the names of the objects that commands read, without those of incomplete checkpoints."""
         if _CONFIG not in self.objects:
             return set()
         names = (n for n in self.objects if not _is_hidden(n) and not n.startswith(_NOT_READ))
@@ -260,7 +260,7 @@ def own_run(folder: Path) -> Iterator[None]:
 
 
 def to_url(folder: Path) -> str:
-    """Return a folder as text that is valid in all processes of a job: URLs replace their local copies."""
+    """Return a folder as text that is valid in all processes of a job; a local copy becomes its URL."""
     return name_urls(str(folder))
 
 
@@ -351,7 +351,7 @@ def fetch_files(
 
 
 def open_output(path: str | Path, *, empty: bool = False) -> Path:
-    """Return a path with ~ expanded; for a URL, return a local path, whose files `publish_output` uploads.
+    """Return a path with ~ expanded; for a URL, return a local path, from which `publish_output` uploads.
 
     With `empty`, raise UserError if the URL already has files.
     """

@@ -39,7 +39,7 @@ from flaxformer_mt.parallel.rows_per_device import (
 
 
 def make_parallel(config: Config, *, devices: Sequence[jax.Device] | None = None) -> Parallel:
-    """Return the mesh that the config selects, over `devices` or the training devices of all processes."""
+    """Return the mesh that the config selects, over `devices` (default: all processes' training devices)."""
     devices = training_devices() if devices is None else devices
     platform = devices[0].platform
     layout = choose_layout(

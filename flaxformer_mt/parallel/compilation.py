@@ -51,7 +51,7 @@ class CompileClock:
 
     @contextlib.contextmanager
     def compiling_beside(self) -> Iterator[None]:
-        """Count no compile time during the body, which compiles in the background."""
+        """Do not count the compile time of the body, which compiles in the background."""
         self._beside = True
         try:
             yield
@@ -59,7 +59,7 @@ class CompileClock:
             self._beside = False
 
     def listen(self, event: str, duration_secs: float, **_: str | int) -> None:
-        """Add the duration of an event that ends now; times that overlap with other threads count once."""
+        """Add the duration of an event that ends now; time in which several threads compile counts once."""
         if self._beside or event not in _COMPILING:
             return
         with self._lock:
@@ -113,7 +113,7 @@ def kept_folder() -> Path | None:
 
 
 def keep_json(kind: str, dependencies: Any, make: Callable[[], Any]) -> Any:
-    """Return the JSON value of `make()`, cached on disk for later processes with equal dependencies."""
+    """Return `make()`, a JSON value; cache it on disk for later processes with equal dependencies."""
     made = functools.cache(lambda: json.loads(json.dumps(make())))
     return _keep(_find_path(kind, dependencies), lambda folder: made(), lambda folder, value: value, made)
 
@@ -127,7 +127,7 @@ def lower_kept(
     results: Any = None,
     check: bool = True,
 ) -> Callable[[], Callable[..., Any]]:
-    """Load a program from the disk cache, or trace it; return a function that returns it compiled.
+    """Load a program from the disk cache, or trace it; return a function that returns the compiled program.
 
     The function may be called in any thread; it compiles and caches a program that was not in the cache.
 

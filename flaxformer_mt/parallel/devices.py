@@ -46,7 +46,7 @@ def describe_devices(devices: Iterable[jax.Device], process_count: int = 1) -> s
 
 
 def device_memory(device: jax.Device) -> tuple[int, int] | None:
-    """Return the bytes of a device's memory that JAX may use, and the bytes in use; None if unknown."""
+    """Return how many bytes of memory JAX may use on a device, and how many it uses now; None if unknown."""
     if _MEMORY_VARIABLE in os.environ:
         text = os.environ[_MEMORY_VARIABLE]
         if not text.isascii() or not text.isdigit():
@@ -82,7 +82,7 @@ def enable_compilation_cache(directory: Path) -> None:
 
 
 class DeviceLayout(NamedTuple):
-    """Backend and axis lengths: batches are split over data and fsdp, parameters over fsdp and tensor.
+    """Backend and axis lengths: a batch is split over data and fsdp, the parameters over fsdp and tensor.
 
     gathers_twice: whether matrices that are split over fsdp are gathered again in the backward pass.
     """

@@ -61,7 +61,7 @@ class Parallel:
 
     @property
     def row_share(self) -> tuple[int, ...]:
-        """The parts of a batch's rows that this process holds, as indices below `layout.row_parts`.
+        """The parts of a batch that this process holds, as indices of the `layout.row_parts` parts.
 
         With two processes of two devices each and data 4, it is (0, 1) in process 0 and (2, 3) in process 1.
         """
@@ -69,12 +69,12 @@ class Parallel:
 
     @property
     def row_factor(self) -> int:
-        """The number of rows of a whole batch, divided by the number of rows in this process."""
+        """The number of rows in the whole batch, divided by the number of rows in this process."""
         return self.layout.row_parts // len(self.row_share)
 
     @property
     def counts_rows(self) -> bool:
-        """Whether this process counts its rows; of processes with the same rows, only the first does."""
+        """Whether this process counts its rows; among processes with the same rows, only the first does."""
         return all(min(self._row_holders()[part]) == jax.process_index() for part in self.row_share)
 
     def _row_holders(self) -> list[set[int]]:
@@ -82,11 +82,11 @@ class Parallel:
         return [{device.process_index for device in devices} for devices in parts]
 
     def sharding_of(self, path: str, shape: tuple[int, ...]) -> NamedSharding:
-        """Return the sharding for the path and shape of an array of parameters, a state or results."""
+        """Return the sharding of an array (of parameters, a state or results) with this path and shape."""
         return NamedSharding(self.mesh, spec_of(path, shape, self._sizes))
 
     def put(self, batch: Any) -> Any:
-        """Split a batch by rows over the devices; each of several processes passes only its `row_share`."""
+        """Split a batch by rows over the devices; each process must pass only the rows of its `row_share`."""
         return jax.tree.map(self._put_rows, batch)
 
     def _put_rows(self, array: np.ndarray) -> jax.Array:
@@ -193,29 +193,29 @@ class Parallel:
         return unflatten_like(tree, {path: spec(path, leaf) for path, leaf in flatten_tree(tree).items()})
 
     def sum_parts(self, tree: Any) -> Any:
-        """Add up the partial sums of a program that is compiled with `partial`; called in another program."""
+        """Add up the partial sums from a program compiled with `partial`; call this in another program."""
         return jax.tree.map(lambda x: x.sum(0), tree) if self.layout.data > 1 else tree
 
     def describe_parameters(self, params: Any) -> list[str]:
-        """Return log lines on how the parameters (arrays or shapes) are split; [] if they are replicated."""
+        """Return log lines about the split of parameters (arrays or shapes); [] if these are replicated."""
         if self.layout.backend == "pmap" or self.device_count == 1:
             return []
         shapes = {path: np.shape(leaf) for path, leaf in flatten_tree(params).items()}
         return describe_placements(choose_placements(shapes, self._sizes), self._sizes)
 
     def shardings(self, tree: Any) -> Any:
-        """Return a tree with the sharding of each leaf of a tree of arrays or shapes; see `sharding_of`."""
+        """Return the sharding of each leaf (an array or a shape) as a tree; see `sharding_of`."""
         leaves = flatten_tree(tree)
         return unflatten_like(
             tree, {path: self.sharding_of(path, np.shape(leaf)) for path, leaf in leaves.items()}
         )
 
     def place_shapes(self, shapes: Any) -> Any:
-        """Add the shardings to a tree of shapes of parameters or a state."""
+        """Add the shardings to a tree of shapes, which are those of parameters or of a state."""
         return with_shardings(shapes, self.shardings(shapes))
 
     def partial_shardings(self, tree: Any) -> Any:
-        """Return the shardings of partial sums [data, ...]: `data`, then the axes as in `shardings`."""
+        """Return the shardings of partial sums [data, ...]: the axis data first, then as in `shardings`."""
         leaves = flatten_tree(tree)
         if self.layout.data == 1:
             return self.shardings(tree)
@@ -226,7 +226,7 @@ class Parallel:
         )
 
     def init(self, function: Callable[..., T], *arguments: Any, donate: tuple[int, ...] = ()) -> T:
-        """Call a function and create its results already sharded; their values do not depend on devices."""
+        """Call a function; its results are created sharded, with values that do not depend on the devices."""
         shapes = jax.eval_shape(function, *arguments)
         return jax.jit(function, out_shardings=self.shardings(shapes), donate_argnums=donate)(*arguments)
 
@@ -234,7 +234,7 @@ class Parallel:
         return jax.tree.map(place_host_array, tree, self.shardings(tree))
 
     def fetch(self, tree: Any) -> Any:
-        """Return the arrays of a tree as whole numpy arrays on the host; waits until they are computed."""
+        """Wait until the arrays of a tree are computed, and return them as whole numpy arrays on the host."""
         leaves = jax.tree.leaves(tree)
         for leaf in leaves:
             if isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
@@ -334,7 +334,7 @@ class SplitParameters:
         donate: tuple[int, ...] = (),
         **options: Any,
     ) -> Callable[..., Any]:
-        """Compile a function like `compile_by_rows`, but for this mesh; arrays and results are replicated."""
+        """Compile as `compile_by_rows` does, but for this mesh, with arrays and results replicated."""
 
         def on_mesh(params: Any, *arrays: Any, **static: Any) -> Any:
             with jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh):
@@ -345,14 +345,14 @@ class SplitParameters:
 
 
 def place_parameters(params: Any, spread: bool | SplitParameters) -> Any:
-    """Put parameters on devices: split, replicated on all local ones (True), or on the first one (False)."""
+    """Put parameters on devices: split, replicated on all local devices (True), or on the first (False)."""
     if isinstance(spread, SplitParameters):
         return spread.place(params)
     return replicate_locally(params) if spread else jax.device_put(params)
 
 
 def split_as_trained(parallel: Parallel, parameter_bytes: int) -> SplitParameters | None:
-    """Return a search mesh with the layout of training; None if parameters are whole or fit on each device.
+    """Return a search mesh with the training layout; None if parameters fit on each device or are not split.
 
     All processes call it together.
     """

@@ -38,11 +38,11 @@ def connect(
     process: int | None = None,
     detect: bool = False,
 ) -> None:
-    """Connect this process with the others of a job, before any computation; without arguments, do nothing.
+    """Connect this process with the others of a job; this must come before any computation.
 
     `coordinator` is HOST:PORT of process 0, and `process` the number of this process, from 0. With `detect`,
     JAX finds all values on Slurm, GKE, TPU pods or under Open MPI. Raises UserError if an argument is missing
-    or invalid, or the connection fails.
+    or invalid, or the connection fails. Without arguments, this does nothing.
     """
     arguments = {"--coordinator": coordinator, "--processes": processes, "--process": process}
     missing = [name for name, value in arguments.items() if value is None]
@@ -140,7 +140,7 @@ def process_count() -> int:
 
 
 def exchange(message: bytes) -> list[bytes]:
-    """Return the messages of all processes, in order of process index; all processes call it together."""
+    """Return the messages of all processes, in order of process index; all processes must call this."""
     if jax.process_count() == 1:
         return [message]
     from jax.experimental import multihost_utils
@@ -153,14 +153,14 @@ def exchange(message: bytes) -> list[bytes]:
 
 
 def any_process(value: bool) -> bool:
-    """Return whether the value is true in any process; all processes call it together."""
+    """Return whether the value is true in any process; all processes must call this."""
     return any(message == b"1" for message in exchange(b"1" if value else b"0"))
 
 
 def decide_once(decide: Callable[[], T]) -> T:
     """Call `decide` in process 0 only; return its result, a JSON value, in all processes.
 
-    All processes call `decide_once` together. Other processes do not call `decide`, since on a shared disk
+    All processes must call `decide_once`. Other processes do not call `decide`, since on a shared disk
     they might see an older or newer state. A UserError of `decide` is raised in all processes.
     """
     if process_count() == 1:
@@ -178,7 +178,7 @@ def decide_once(decide: Callable[[], T]) -> T:
 
 
 def work_in_all(work: Callable[[], T], *, what: str) -> T:
-    """Return `work()` after it has succeeded in all processes, which call this function together.
+    """Return `work()` after it has succeeded in all processes, all of which must call this function.
 
     If it fails in one process, all processes raise a UserError: "process 1 of 2 cannot WHAT: ...".
     """
@@ -237,7 +237,7 @@ def _count_visit(name: str) -> int:
 
 
 def first_then_others(make: Callable[[], T], *, name: str) -> T:
-    """Return `make()`; process 0 calls it first, so that the others find the files that it writes."""
+    """Return `make()`; process 0 calls `make` first, so that the other processes find the files it writes."""
     if is_first():
         made = make()
         wait_for_all(name)
@@ -248,7 +248,7 @@ def first_then_others(make: Callable[[], T], *, name: str) -> T:
 
 @contextlib.contextmanager
 def work_together() -> Iterator[None]:
-    """Make all processes of a job end together after the body, which each of them runs.
+    """Make all processes of a job leave the body together; each process must run the body.
 
     The standard error of all processes but process 0 is discarded; their exceptions are still raised.
     """

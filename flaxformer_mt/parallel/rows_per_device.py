@@ -69,7 +69,7 @@ def split_rows() -> NamedSharding:
 
 
 def replicate_locally(tree: Any) -> Any:
-    """Replicate arrays, even if sharded over processes, on every local device; all processes call it."""
+    """Replicate arrays on all local devices, even if sharded over processes, all of which must call this."""
     replicated = _replicated()
     if jax.process_count() == 1:
         return jax.device_put(tree, replicated)

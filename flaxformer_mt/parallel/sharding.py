@@ -211,7 +211,7 @@ def fsdp_axis(path: str, dimensions: int) -> int | None:
 def choose_placements(
     shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]
 ) -> dict[str, Placement]:
-    """Return the placement of each parameter, by path; raise ValueError unless exactly one rule matches."""
+    """Return the placement of each parameter, by path; raise ValueError unless one rule matches each path."""
     placements = {}
     for path, shape in shapes.items():
         matching = [
@@ -224,7 +224,7 @@ def choose_placements(
 
 
 def describe_placements(placements: Mapping[str, Placement], sizes: Mapping[str, int]) -> list[str]:
-    """Return a log table, whose lines have a rule, a number of arrays, their shape, axes and a path."""
+    """Return log lines, each for a rule and a shape: the number of arrays, their sharding and one path."""
     rows: dict[tuple[Any, ...], tuple[int, str]] = {}
     for path, placement in placements.items():
         key = (placement.pattern, tuple(placement.spec), placement.shape)

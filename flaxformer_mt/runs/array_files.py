@@ -85,7 +85,7 @@ def start_shared_item(folder: Path, leaves: Leaves) -> Callable[[], None]:
 
 
 def finish_shared_item(folder: Path) -> None:
-    """Complete an item once all processes have written their shards; only process 0 calls it."""
+    """Complete an item; call this in process 0 only, after all processes have written their shards."""
     from etils import epath  # the paths of orbax, which brings it along
 
     with _raise_storage_errors(folder):
@@ -98,7 +98,7 @@ def is_written_by(name: str, process: int) -> bool:
 
 
 def read_item(folder: Path, specs: Specs, likes: Mapping[str, Any] | None = None) -> Leaves:
-    """Read the arrays `specs` bit for bit in this process; create empty arrays, which orbax does not store.
+    """Read the arrays that `specs` lists, bit for bit; create the empty ones, which orbax does not store.
 
     `likes` maps paths to targets. For a jax.Array or ShapeDtypeStruct, the array gets the target's sharding,
     or the default device; each device reads only its shards. For other targets, the array is a numpy array.
@@ -217,7 +217,7 @@ def _make_shared_handler() -> Any:
 
 
 def read_stored_arrays(folder: Path, specs: Specs) -> dict[str, np.ndarray] | None:
-    """Read the arrays that `specs` lists from a verified orbax item; None for another layout."""
+    """Read the arrays that `specs` lists from a verified orbax item; None if the item has another layout."""
     if any("." in path for path in specs):
         return None
     import tensorstore

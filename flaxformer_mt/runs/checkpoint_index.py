@@ -96,7 +96,7 @@ class CheckpointIndex:
         return self.folder(name)
 
     def describe(self) -> str:
-        """Return a message such as `RUN/checkpoints has 500, 1000, average (best: 500)`."""
+        """Describe the checkpoints, as in `RUN/checkpoints has 500, 1000, average (best: 500)`."""
         names = list(map(str, self.steps()))
         if self.folder(AVERAGE_NAME).is_dir():
             names.append(AVERAGE_NAME)
@@ -179,7 +179,7 @@ def _find_wrong_facts(folder: Path) -> str:
 
 
 def rank_scores(metrics: dict[str, Any], best_metric: str) -> tuple[float, float] | None:
-    """Return a sort key, largest for the best checkpoint, or None if `metrics` has no score.
+    """Return a sort key, which is largest for the best checkpoint; None if `metrics` has no score.
 
     Scores from 0 to 100 are compared as they are displayed, with two decimals. If they are equal, the lower
     loss wins, because BLEU may stay at 0.00 while the model learns.

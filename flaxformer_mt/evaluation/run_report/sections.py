@@ -61,7 +61,7 @@ def read_runs(run_dirs: Sequence[Path], name: str) -> list[ReportedRun]:
 
 
 def name_apart(places: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of paths that are all different: x and y for a/x and b/y."""
+    """Return the shortest endings that distinguish all paths: x and y for a/x and b/y."""
     length = 1
     while len({place.parts[-length:] for place in places}) < len(places):
         length += 1
@@ -103,7 +103,7 @@ def _find_translations(run_dir: Path, name: str) -> Translations:
 
 
 def share_a_set(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
-    """Return the runs whose translated sentences are those of the first run with translations."""
+    """Return the runs that have translated the same sentences as the first run with translations."""
     sets = [(run.translations.sources, run.translations.references) for run in runs]
     first = next((comparable for comparable in sets if comparable[0]), None)
     return [run for run, comparable in zip(runs, sets, strict=True) if comparable == first]
@@ -170,7 +170,7 @@ def _choose_metrics(runs: Sequence[ReportedRun]) -> list[str]:
 
 
 def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], samples: int) -> Blocks:
-    """Make a table of runs: scores with 95% intervals, and training steps, time and number of parameters."""
+    """Make a table of runs: scores with 95% intervals, training steps and time, number of parameters."""
     rows, signatures = [], set[str]()
     for run in runs:
         report, scores = run.report, dict[str, Bar]()
@@ -336,7 +336,7 @@ def _first_words(text: str) -> list[str]:
 
 
 def make_sentences(runs: Sequence[ReportedRun]) -> Blocks:
-    """List the sentences whose chrF differs most from each other run or, in a single run, is lowest."""
+    """List the sentences with the largest differences in chrF or, for a single run, with the lowest chrF."""
     if not runs:
         return []
     first, shown = runs[0].translations, Blocks()
@@ -369,7 +369,7 @@ def make_sentences(runs: Sequence[ReportedRun]) -> Blocks:
 
 
 def make_config_differences(runs: Sequence[ReportedRun]) -> Blocks:
-    """Make a table of the config fields that differ between runs or, in a single run, from the defaults."""
+    """Make a table of the config fields that differ between runs or, for a single run, from the defaults."""
     tables = [flatten(run.config) for run in runs]
     if len(runs) == 1:
         defaults = flatten(type(runs[0].config)())
