@@ -20,13 +20,13 @@ from flaxformer_mt.shapes import Array, Cache
 
 
 def make_keys(seeds: Array, width: int) -> Array:
-    """Return random keys [B, W] from the lines' seeds [B]; other lines of the batch do not affect them."""
+    """Derive random keys [B, W] from the lines' seeds [B]; a line's keys do not depend on other lines."""
     lines = jax.vmap(lambda seed: jax.random.key(seed, impl="threefry2x32"))(seeds)
     return jax.vmap(lambda key: jax.vmap(lambda n: jax.random.fold_in(key, n))(jnp.arange(width)))(lines)
 
 
 def draw_tokens(masked: Array, keys: Array, steps: Array, options: SearchConfig) -> Array:
-    """Draw tokens [B, W] from masked logits [B, W, V] (see `keep_likely`); `steps` [B]: tokens so far."""
+    """Draw tokens [B, W] from the logits that `keep_likely` returns; `steps` [B]: number of tokens so far."""
     values, ids = keep_likely(masked, options)
 
     def noise(key: Array, step: Array) -> Array:
