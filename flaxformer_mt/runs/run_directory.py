@@ -249,7 +249,7 @@ _NAME = ".lock"
 
 @contextlib.contextmanager
 def lock_run(run_dir: Path) -> Iterator[None]:
-    """Hold a run's lock during the body; create an absent run directory, and delete it at the end if empty."""
+    """Hold a run's lock during the body; create an absent run directory, and delete it afterward if empty."""
     absent = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
     try:
         run_dir.mkdir(parents=True, exist_ok=True)

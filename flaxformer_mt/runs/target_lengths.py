@@ -95,7 +95,7 @@ def write_target_lengths(run_dir: Path, described: dict[str, Any] | None) -> Non
 def read_target_lengths(
     run_dir: Path,
 ) -> tuple[TargetLengths | None, float | None, dict[str, float] | None]:
-    """Read target lengths, share of lines with several sentences, and shares by letter case; None: unknown."""
+    """Read target lengths, share of lines with several sentences, shares by letter case; None: unknown."""
     path = run_dir / FILE_NAME
     try:
         described = read_json_object(path)

@@ -25,7 +25,7 @@ class Chosen(NamedTuple):
 
 
 def start_constraints(required: Array, width: int) -> tuple[Array, Array]:
-    """Return `met` and `matched` (see `follow`) for empty prefixes; empty phrases, which are padding, are met."""
+    """Return `met` and `matched` (see `follow`) for empty prefixes; padding (empty phrases) counts as met."""
     batch, count, longest = required.shape
     is_padding = _lengths(required) == 0
     met = jnp.broadcast_to(is_padding[:, None], (batch, width, count))

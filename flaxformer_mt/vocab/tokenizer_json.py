@@ -92,7 +92,7 @@ class TokenizerJson:
         return used
 
     def rebuild(self, kept: Sequence[int], new: Sequence[NewPiece]) -> bytes:
-        """Return the tokenizer.json with the subwords `kept`, given by id, and then the new subwords."""
+        """Return a tokenizer.json with the subwords whose ids are `kept`, followed by the subwords `new`."""
         stored = json.loads(self._content)
         numbers = {old: number for number, old in enumerate(kept)}
         names = [*(self.names[old] for old in kept), *(piece.name for piece in new)]
