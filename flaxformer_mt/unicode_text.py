@@ -32,7 +32,7 @@ WORD = re.compile(r"[^ \t\r\n]+")
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text into words at spaces, tabs and line ends; word alignments use this numbering."""
+    """Split a text at spaces, tabs and line ends, into the words that word alignments number."""
     return WORD.findall(text)
 
 

@@ -44,7 +44,7 @@ _EXTENDABLE_SCHEDULES = ("noam", "inverse_sqrt", "constant")
 
 
 def check_run(run_dir: Path, config: Config) -> None:
-    """Raise UserError, which lists the fields, if a trained run's config is missing or differs from `config`.
+    """Raise UserError, listing the differences, if a trained run's config is missing or is not `config`.
 
     An untrained run accepts any config. Nothing is written, and the run directory may be absent.
     """
@@ -171,7 +171,7 @@ def _newest_step(run_dir: Path) -> int | None:
 
 
 def is_step(name: str) -> bool:
-    """Return whether a name is a step: digits without leading zeros."""
+    """Return whether a name is a step number: digits without leading zeros."""
     return name.isascii() and name.isdigit() and len(name) <= STEP_DIGITS and name == str(int(name))
 
 

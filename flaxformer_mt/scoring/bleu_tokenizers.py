@@ -28,7 +28,7 @@ SCRIPT_SAMPLE = 200
 def choose_tokenizer(
     language: str, tokenize: str, *, references: Sequence[str] = (), warn: Callable[[str], None]
 ) -> str:
-    """Return the BLEU tokenizer for translations into a language, such as "zh" for zh_CN and "auto".
+    """Return the BLEU tokenizer for a target language: zh if `tokenize` is auto and `language` is zh_CN.
 
     auto: 13a for languages that are written with spaces between words; for other languages sacreBLEU's
     tokenizer for the language, or char if it is not installed. If the language code does not decide, the

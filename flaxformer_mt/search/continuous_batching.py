@@ -127,7 +127,7 @@ def put_rows(layout: StateLayout, state: State, rows: Array, lines: State) -> St
     available = (steps >= 0) & (steps >= lines.step - line_capacity)
 
     def place(line: Array, axis: int, spec: Leaf) -> Array:
-        """Move a leaf's values for tokens to the slots of the tokens in the state, into the first beam."""
+        """Move a line's values of each token to the slot of this token in the state, for the first beam."""
         unit = spec.shape[axis - 1]
         own = line.shape[axis] // line_capacity
         split = line.reshape(*line.shape[:axis], line_capacity, own, *line.shape[axis + 1 :])

@@ -54,7 +54,7 @@ def follow(required: Array, met: Array, matched: Array, tokens: Array) -> tuple[
 
 
 def count_met(required: Array, met: Array, matched: Array) -> Array:
-    """Return the number of required tokens in each prefix [B, ...]: of met and partly matched sequences."""
+    """Count the required tokens in each prefix [B, ...], of both met and partly matched sequences."""
     lengths = _lengths(required).reshape(met.shape[0], *(1,) * (met.ndim - 2), met.shape[-1])
     return jnp.where(met, lengths, progress(matched)).sum(axis=-1)
 
@@ -67,7 +67,7 @@ def progress(matched: Array) -> Array:
 def choose_required(
     task: Task, state: State, logits: Array, allowed: Array | None, banned: tuple[int, ...]
 ) -> Chosen:
-    """Choose W continuations in turn from all banks (equal numbers of required tokens), the best first.
+    """Choose W continuations: the best of each bank (equal `count_met`), then the second best, and so on.
 
     The candidates for each prefix are its W best next tokens, and the next token of each unmet required
     sequence, however unlikely.

@@ -54,7 +54,7 @@ class Symbols:
 
     @property
     def banned(self) -> tuple[int, ...]:
-        """All ids that are never chosen; they keep their probability, so scores equal the model's own."""
+        """All ids that are never chosen; they keep their probability, so scores are those of the model."""
         return (*self.reserved, *self.never)
 
     @property

@@ -141,7 +141,7 @@ class AnswerChecks:
         ]
 
     def clean_all(self, source: str, answers: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Run `clean` on all answers to a source, then compare them, if at least three are good, for outliers."""
+        """Run `clean` on all answers to a source; compare three or more good answers to find outliers."""
         cleaned = [self.clean(source, answer) for answer in answers]
         texts, problems = [text for text, _ in cleaned], [problem for _, problem in cleaned]
         numbers = [number for number, problem in enumerate(problems) if not problem]

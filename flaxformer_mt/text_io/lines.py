@@ -91,7 +91,7 @@ class Text(NamedTuple):
 def open_lines(
     path: str, what: str = "input", *, invalid_utf8: Literal["refuse", "replace"]
 ) -> Iterator[Text]:
-    """Open a file, or standard input for `-`, during the body; yield its lines, see `read_lines`."""
+    """Open a file, or standard input for `-`, during the body; yield the lines that `read_lines` reads."""
     with open_input(path, what) as stream:
         arriving = watch_arrival(stream)
         lines = read_lines(arriving or stream, name=path, invalid_utf8=invalid_utf8)
@@ -232,7 +232,7 @@ def open_locked(path: Path) -> BinaryIO:
 
 
 def check_output(path: str, *, inputs: Sequence[str | None] = ()) -> Path:
-    """Resolve a link to an output file; raise UserError if it is not writable or is one of `inputs`."""
+    """Resolve a link to an output file; raise UserError if the file is not writable or is an input."""
     file = Path(path).expanduser()
     if is_device(path):
         return file
@@ -267,7 +267,7 @@ def check_writable(folder: Path) -> None:
 
 
 def is_device(path: str) -> bool:
-    """Return whether a path is a device, pipe or socket, or a link to one; a file must not replace these."""
+    """Return whether a path is, or links to, a device, pipe or socket, which no file must replace."""
     file = Path(path).expanduser()
     return file.exists() and not file.is_file() and not file.is_dir()
 

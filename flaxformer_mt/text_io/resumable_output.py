@@ -87,7 +87,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 class ResumableOutput:
-    """Writes an output file that a later run can continue; computes digests of the inputs on reading."""
+    """Writes an output file that a later run can continue; computes digests of inputs while reading them."""
 
     def __init__(
         self,

@@ -110,7 +110,7 @@ def format_values(values: Mapping[str, Any]) -> list[str]:
 
 
 class Display:
-    """A display that shows nothing, for library calls and processes other than the first; a base class."""
+    """Base class of displays; shows nothing itself, as in library calls and all processes but the first."""
 
     silent_seconds = math.inf
 

@@ -32,7 +32,7 @@ class Service:
 
 
 def import_service(name: str) -> Callable[[Path, str | None], Service]:
-    """Return the class of a service, which takes a run directory and the record's id (None: a new record)."""
+    """Return the class of a service; its arguments are a run directory and a record's id (None: new)."""
     try:
         make: Callable[[Path, str | None], Service] = importlib.import_module(
             f"flaxformer_mt.tracking.{name}_run"

@@ -13,7 +13,7 @@ WARM_UP = 10
 
 
 class Profile:
-    """Records a trace of some steps: a context manager around the training loop, which calls it as a hook.
+    """A context manager that records a trace of some steps; the training loop calls it after each step.
 
     At the end, a message names the files of the trace, or says that none was recorded.
     """

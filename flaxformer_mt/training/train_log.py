@@ -24,7 +24,7 @@ from flaxformer_mt.training.update import StepMetrics
 
 
 class Totals(NamedTuple):
-    """Sums over tokens, in float64 and added step by step, so that a resumed run logs identical values."""
+    """Sums over tokens, accumulated step by step in float64, so that a resumed run logs identical values."""
 
     loss_sum: float = 0.0
     weight: float = 0.0

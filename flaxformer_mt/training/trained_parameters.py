@@ -24,7 +24,7 @@ def is_frozen(path: str, patterns: Sequence[str]) -> bool:
 
 
 def is_trained(path: str, optim: OptimConfig) -> bool:
-    """Return whether a parameter is trained; optim.lora trains only LoRA factors and `also_train` matches."""
+    """Return whether a parameter is trained; with optim.lora, it must be a factor or match `also_train`."""
     if optim.lora.rank:
         is_factor = path.startswith(f"{FACTORS}/") and path.endswith(("/down", "/up"))
         return is_factor or is_frozen(path, optim.lora.also_train)

@@ -75,7 +75,7 @@ class LossTerm(NamedTuple):
 
 
 def sum_alignment_loss(config: ModelConfig, module: Any, hidden: Array, batch: Batch) -> AlignmentSums:
-    """Sum the loss of guided alignment: the cross-entropy of a cross-attention head against alignments."""
+    """Sum the loss of guided alignment: the cross-entropy of an attention head against word alignments."""
     assert batch.alignment is not None
     stored, product = module.variables[GUIDED], module.kernels.product
     scores = head_scores(config, stored, batch, module.cross_rule(batch), product)

@@ -111,7 +111,7 @@ class Glossary:
         return sorted(terms)
 
     def share_targets(self, line: str, parts: Sequence[str]) -> tuple[list[list[str]], list[str]]:
-        """Return the term translations that each part of a line must contain, and those that no part must.
+        """Return the term translations required in each part of a line, and those required in no part.
 
         A term is required of no part if it is split over two parts, because the line was too long.
         """

@@ -97,7 +97,7 @@ class MarkedLine:
     spoken: str
 
     def find_sentences(self, language: str) -> tuple[int, ...] | None:
-        """Return the start of each sentence; None if sentences can be found in `text`, without the markup."""
+        """Return the start of each sentence; None if the markup does not affect where sentences begin."""
         if self.spoken == self.text:
             return None
         sentences = split_sentences(self.spoken, language=language)

@@ -142,5 +142,5 @@ def join_translations(translations: Sequence[str], spaces: Sequence[str]) -> tup
 
 
 def is_unspaced(character: str) -> bool:
-    """Return whether a character is Chinese or Japanese (or such punctuation), written without spaces."""
+    """Return whether a character is Chinese or Japanese text or punctuation, written without spaces."""
     return _UNSPACED.match(character) is not None

@@ -110,7 +110,7 @@ def check_phrases(translation: Translation, phrases: Sequence[str]) -> Translati
 
 
 def drop_repeated(translation: Translation) -> Translation:
-    """Drop each alternative with the same text as a better hypothesis, which has different subwords."""
+    """Drop each alternative that has the text of a better hypothesis in different subwords."""
     first = {one.text: one for one in reversed(translation.n_best)}
     others = tuple(one for one in translation.alternatives if one is first[one.text])
     return dataclasses.replace(translation, alternatives=others)

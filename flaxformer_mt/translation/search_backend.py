@@ -223,7 +223,7 @@ def read_results(results: Sequence[SearchResult], vocab: Vocab) -> list[Translat
 
 
 class SharedSearchBackend(SearchBackend):
-    """A backend for several processes that get the same segments, of which each translates a share."""
+    """A backend for several processes: all get the same segments, and each translates a share of them."""
 
     has_full_call = False
 

@@ -86,7 +86,7 @@ class Segment:
 
     @property
     def tag_words(self) -> int:
-        """The number of words of the line's own tags; a tag and a word without a space between them are one."""
+        """Number of words in the line's own tags; a tag with no space after it is part of the next word."""
         return len(split_words(self.tag)) - (self.tag != "" and self.tag[-1] not in " \t\r\n")
 
     def read(self, text: str) -> str:

@@ -39,7 +39,7 @@ class Segmenter(Protocol):
 
 
 def make_segmenter(kind: Kind, files: Mapping[str, bytes], *, name: str) -> Segmenter:
-    """Make a segmenter from `files`, bytes by file name; `name` is the folder that error messages give."""
+    """Make a segmenter from `files` (bytes by file name); error messages call their folder `name`."""
     if kind == "json":
         return JsonSegmenter(_take(files, TOKENIZER_JSON, name), name=f"{name}/{TOKENIZER_JSON}")
     if kind == "bytes":
