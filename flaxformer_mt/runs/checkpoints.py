@@ -256,8 +256,8 @@ class Checkpoints(CheckpointIndex):
         """Read the inference parameters and the training progress.
 
         Returns nested dicts of arrays: the moving average if the checkpoint has one, with LoRA factors
-        merged. `sharding_of` returns the sharding for a path and a shape, which may differ from the one when
-        saving.
+        merged. `sharding_of` returns the sharding for a path and a shape; it may differ from the sharding of
+        the saved array.
         """
         folder = self.resolve(which)
         name, specs = self._inference_tree(folder)

@@ -40,7 +40,7 @@ def draw_tokens(masked: Array, keys: Array, steps: Array, options: SearchConfig)
 def keep_likely(masked: Array, options: SearchConfig) -> tuple[Array, Array | None]:
     """Return the logits [B, W, C] to sample from, with -inf for excluded tokens, and the token ids.
 
-    The ids are None if C is V, in the order of the vocabulary. Temperature comes first, then three filters,
+    If C is V, in vocabulary order, the ids are None. Temperature is applied first, then three filters,
     each applied to the result of the previous one: top_k keeps the k most likely tokens, top_p the fewest
     most likely tokens whose probabilities sum to p or more (Holtzman et al. 2020), and min_p the tokens with
     at least p times the probability of the most likely token (Nguyen et al. 2024).

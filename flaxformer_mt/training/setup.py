@@ -57,8 +57,8 @@ class TrainStep:
     """Compiled programs that compute the new state and metrics of a step from a state and microbatches.
     by_shape: the program of the whole step or, with gradient accumulation, of the gradient of one microbatch;
     it is compiled for each batch shape.
-    add, update: with gradient accumulation, the programs that add the sums of two microbatches, and that
-    update the state with the total.
+    add, update: only with gradient accumulation; `add` adds the sums of two microbatches, and `update`
+    updates the state with the total.
     """
 
     by_shape: ProgramsByShape
@@ -165,7 +165,7 @@ def set_up_training(
 
 
 def compile_shapes(setup: TrainingSetup, say: Callable[[str], object]) -> None:
-    """Compile the step for all batch shapes that will still occur, if train.compile_ahead says so."""
+    """If train.compile_ahead asks for it, compile the step for all batch shapes that will still occur."""
     config, parallel, step = setup.config, setup.parallel, setup.train_step
     vocab, shapes = setup.prepared.vocabs.target, shapes_left(setup)
     if not shapes or not compiles_ahead(config, parallel.platform):

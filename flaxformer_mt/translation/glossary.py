@@ -20,7 +20,7 @@ _UNSPACED = r"[!-~]+|\S\p{M}*"
 
 
 class Term(NamedTuple):
-    """A term from character `start` to `end` of a source, and its translation."""
+    """A glossary term in a source, from character `start` to `end`, and its translation."""
 
     start: int
     end: int

@@ -90,7 +90,7 @@ class Segment:
         return len(split_words(self.tag)) - (self.tag != "" and self.tag[-1] not in " \t\r\n")
 
     def read(self, text: str) -> str:
-        """Return the input of the model for `text`: tags, then `text` as spelled for the model."""
+        """Return the model's input for `text`: tags, then `text` in the form that the model reads."""
         return self.added + self.tag + self.spell(text)
 
     def divide(self, texts: Sequence[str], *, continues: bool = False) -> "list[Segment]":

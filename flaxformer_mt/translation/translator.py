@@ -376,7 +376,7 @@ class Translator:
           required: for each line, phrases that its translation must contain (beam search only). Such a line
             is translated as a whole, even if it has several sentences.
           documents: whether a model with data.context reads each line with the preceding lines of its
-            document, which a blank line ends. Or the document id of each line: a new id then also ends it.
+            document; a blank line ends a document. Or the document id of each line; a new id ends one, too.
           changes: fields of `TranslationOptions` that override `options`, such as n_best=4, and search
             options of this call, such as beam_size=8; see `with_search`.
 

@@ -238,7 +238,7 @@ def _normalization_of(config: VocabConfig, side: str) -> str:
 
 
 def normalize_like(config: VocabConfig, model: bytes, side: str) -> bytes:
-    """Return the model with the normalization of a side, so that other programs apply it as well."""
+    """Return the model with the normalization rules of a side, so that other programs apply these rules."""
     name = _normalization_of(config, side)
     return set_normalization(model, name, _make_normalizer(name).serialized_normalizer_spec())
 

@@ -65,7 +65,7 @@ class TokenizerJson:
         ]
 
     def count_words(self, texts: Iterable[str]) -> Counter[str]:
-        """Count the words of texts, as the pre-tokenizer splits and spells them."""
+        """Count the words of texts, as split and transformed by the pre-tokenizer."""
         normalizer, divider = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
         words: Counter[str] = Counter()
         for text in texts:
