@@ -32,7 +32,7 @@ WORD = re.compile(r"[^ \t\r\n]+")
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text at spaces, tabs and line ends into words, as word alignments number them."""
+    """Split a text at spaces, tabs and line ends, into the words that word alignments number."""
     return WORD.findall(text)
 
 
@@ -72,7 +72,7 @@ SHORT_WORD = 3
 
 
 def find_case(text: str) -> str:
-    """Return the one of `CASES` that describes a text: capitals, title_case or single_words; "" if none does.
+    """Return which of `CASES` a text is in: capitals, title_case or single_words; "" if in none.
 
     capitals: two letters or more, and no lower-case letter. title_case: the first word and all words of more
     than three letters begin with a capital, and there are at least two such words after the first one:

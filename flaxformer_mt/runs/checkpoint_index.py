@@ -106,7 +106,7 @@ class CheckpointIndex:
         return f"{self.directory} has {', '.join(names)}" + ("" if best is None else f" (best: {best})")
 
     def check_undamaged(self, folder: Path, parts: Iterable[str]) -> None:
-        """Raise UserError, naming an undamaged step, if the progress or one of `parts` is damaged."""
+        """Raise UserError if the progress or one of `parts` is damaged; the error names an undamaged step."""
         damage = self._find_damage(folder, parts)
         if not damage:
             return
@@ -117,7 +117,7 @@ class CheckpointIndex:
         )
 
     def find_newest_undamaged(self) -> tuple[int | None, str]:
-        """Return the newest undamaged step, or None, and a warning about newer damaged ones, or ""."""
+        """Return the newest undamaged step (or None) and a warning about newer damaged steps (or "")."""
         damages: list[str] = []
         for step in reversed(self.steps()):
             damage = self._find_damage(self.folder(step))

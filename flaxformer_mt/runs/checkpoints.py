@@ -49,7 +49,7 @@ from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 
 
 def write_checkpoint(final: Path, trees: dict[str, Leaves], progress: dict[str, Any]) -> None:
-    """Write host arrays as the checkpoint `final`, which becomes visible when it is complete."""
+    """Write host arrays to the checkpoint folder `final`, which appears only when it is complete."""
     folder = atomic_folder.begin_folder(final)
     try:
         for name, leaves in trees.items():
@@ -65,7 +65,7 @@ def write_checkpoint(final: Path, trees: dict[str, Leaves], progress: dict[str, 
 
 @contextlib.contextmanager
 def explain_failed_write(describe: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Turn errors of full or read-only disks, or disks without free inodes, into UserError."""
+    """Convert an OSError of the body, such as a full or read-only disk, into a UserError with a remedy."""
     try:
         yield
     except OSError as error:
@@ -83,7 +83,7 @@ class SharedSave:
     def __init__(
         self, owner: "Checkpoints", step: int, trees: dict[str, Leaves], progress: dict[str, Any]
     ) -> None:
-        """Copy this process's shards to the host and start to write them; all processes call it together."""
+        """Copy this process's shards to the host and start to write them; all processes must call this."""
         filled = {name: stored for name, leaves in trees.items() if (stored := without_empty(leaves))}
         specs = {name: make_specs(leaves) for name, leaves in trees.items()}
         self._metadata = {"trees": specs, "progress": progress}
@@ -111,7 +111,7 @@ class SharedSave:
             self._error = error
 
     def complete(self) -> None:
-        """Wait until the checkpoint is visible; a thread of each process calls this method."""
+        """Wait until the checkpoint is visible; each process must call this method, in a thread."""
         problem = let_first_conclude("save", json.dumps(self._finish_own_shards()), self._conclude)
         if self._error is not None and not isinstance(self._error, OSError):
             raise self._error
@@ -213,7 +213,7 @@ class Checkpoints(CheckpointIndex):
                 atomic_folder.replace_metadata(folder, {**metadata, "progress": progress})
 
     def wait(self) -> None:
-        """Wait until the last `save` of all processes is on disk."""
+        """Wait until all processes have written the checkpoint of the last `save` to disk."""
         self.finish_writing()
         wait_for_all("checkpoint")
         remote_runs.refresh(self.directory)  # what another process has written
@@ -221,7 +221,7 @@ class Checkpoints(CheckpointIndex):
     def restore(
         self, which: int | str, targets: dict[str, PyTree]
     ) -> tuple[dict[str, PyTree], dict[str, Any]]:
-        """Read trees bit for bit with the shardings of `targets`; return the trees and the progress.
+        """Read trees bit for bit, placed with the shardings of `targets`; return the trees and the progress.
 
         `targets` are trees of jax.ShapeDtypeStruct or arrays; other stored trees are skipped. Leaves without
         a sharding are placed on the default device; numpy leaves stay on the host.
@@ -241,7 +241,7 @@ class Checkpoints(CheckpointIndex):
         return atomic_folder.read_metadata(folder)["trees"]
 
     def describe_params(self, which: int | str) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return types and shapes of what `restore_params` reads, before it merges LoRA factors."""
+        """Return the dtypes and shapes of what `restore_params` reads, with LoRA factors not yet merged."""
         trees = self.read_specs(which)
         stored = next((trees[name] for name in _INFERENCE_TREES if trees.get(name)), {})
         return {path: make_like(spec) for path, spec in stored.items()}
@@ -253,11 +253,11 @@ class Checkpoints(CheckpointIndex):
         allow_nonfinite: bool = False,
         sharding_of: Callable[[str, tuple[int, ...]], jax.sharding.Sharding] | None = None,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read the parameters for evaluation and translation, and the progress.
+        """Read the inference parameters and the training progress.
 
         Returns nested dicts of arrays: the moving average if the checkpoint has one, with LoRA factors
-        merged. `sharding_of` returns the sharding for a path and a shape, which may differ from the one when
-        saving.
+        merged. `sharding_of` returns the sharding for a path and a shape; it may differ from the sharding of
+        the saved array.
         """
         folder = self.resolve(which)
         name, specs = self._inference_tree(folder)
@@ -276,7 +276,7 @@ class Checkpoints(CheckpointIndex):
         return nest_leaves(merge_leaves(leaves)), read_progress(folder)
 
     def average(self, last: int, *, allow_nonfinite: bool = False) -> Path:
-        """Write the mean of the inference parameters of the `last` newest checkpoints as `average`.
+        """Average the inference parameters of the `last` newest checkpoints into a checkpoint `average`.
 
         Step 0, the initial model of an imported run or a run with --init, is not included. The mean is
         computed in float64 and cast back to the dtype; leaves that are not floating-point are those of the
@@ -322,7 +322,7 @@ class Checkpoints(CheckpointIndex):
         return super().resolve(which)
 
     def finish_writing(self) -> None:
-        """Wait until the last `save` of this process is on disk, regardless of other processes."""
+        """Wait until this process has written its part of the last `save`, regardless of other processes."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
@@ -365,12 +365,12 @@ class Checkpoints(CheckpointIndex):
         return write
 
     def prune(self, step: int) -> None:
-        """Delete the checkpoints that are no longer kept once checkpoint `step` is visible."""
+        """Delete the checkpoints that need not be kept, now that checkpoint `step` is visible."""
         for other in self.removable(step, keep_last=self._keep_last):
             atomic_folder.remove_folder(self.folder(other))
 
     def sweep(self) -> None:
-        """Delete what a killed process left behind, before the first save; readers must not call this."""
+        """Delete, before the first save, what a killed process left behind; only a writer may call this."""
         if not self._swept and is_first():
             atomic_folder.sweep_folders(self.directory)
         self._swept = True

@@ -67,7 +67,7 @@ class TrainedModel:
         )
 
     def find_shapes(self) -> dict[str, list[int]]:
-        """Return the shape of each parameter by path; the result of tracing the network is cached on disk."""
+        """Return the shape of each parameter by path, found by tracing the network and cached on disk."""
 
         def trace() -> dict[str, list[int]]:
             from flaxformer_mt.model import init_params
@@ -89,7 +89,7 @@ def load_trained(
     alone: bool = False,
     warn: Warn = warn_user,
 ) -> TrainedModel:
-    """Load a trained model; several processes call it together, and the first one chooses the checkpoint.
+    """Load a trained model; if several processes load it together, the first one chooses the checkpoint.
 
     `checkpoint`: see `choose_checkpoint`. `dtype`: None means the run's config, but float32 on a CPU without
     bfloat16 instructions. `may_split`: whether parameters that are too large for one device are split over
@@ -181,7 +181,7 @@ def describe_start(best: int | None, newest: int | None, run_dir: Path) -> str:
 
 
 def name_checkpoint(checkpoint: str, step: int | None) -> str:
-    """Return the name of a checkpoint with its step: `best (step 250)`."""
+    """Return the name of a checkpoint with its step, such as `best (step 250)`."""
     return checkpoint if step is None or checkpoint == str(step) else f"{checkpoint} (step {step:,})"
 
 
@@ -191,7 +191,7 @@ def load_named(name: str, **options: Any) -> TrainedModel:
 
 
 def check_same_vocabularies(vocabs: Vocabs, members: Sequence[TrainedModel]) -> None:
-    """Raise UserError unless all models of an ensemble have the vocabularies `vocabs` of the first one."""
+    """Raise UserError unless the ensemble's `members` have the vocabularies of its first model, `vocabs`."""
     for number, member in enumerate(members, start=2):
         for side in ("source", "target"):
             first, other = getattr(vocabs, side), getattr(member.vocabs, side)

@@ -44,7 +44,7 @@ _EXTENDABLE_SCHEDULES = ("noam", "inverse_sqrt", "constant")
 
 
 def check_run(run_dir: Path, config: Config) -> None:
-    """Raise UserError if a trained run has no config or another config; the message lists differing fields.
+    """Raise UserError, listing the differences, if a trained run's config is missing or is not `config`.
 
     An untrained run accepts any config. Nothing is written, and the run directory may be absent.
     """
@@ -171,7 +171,7 @@ def _newest_step(run_dir: Path) -> int | None:
 
 
 def is_step(name: str) -> bool:
-    """Return whether a name is a step: digits without leading zeros."""
+    """Return whether a name is a step number: digits without leading zeros."""
     return name.isascii() and name.isdigit() and len(name) <= STEP_DIGITS and name == str(int(name))
 
 
@@ -189,7 +189,7 @@ def _may_differ(line: str, new: Config, newest_step: int | None) -> bool:
 
 
 def read_final_report(run_dir: Path, config: Config) -> dict[str, Any] | None:
-    """Read the final report of a run; None if this config requires more training.
+    """Read the final report of a run; return None if `config` requires more training.
 
     A run that stopped early continues if the config has more patience than before, or no early stopping.
     """
@@ -249,7 +249,7 @@ _NAME = ".lock"
 
 @contextlib.contextmanager
 def lock_run(run_dir: Path) -> Iterator[None]:
-    """Hold the lock of a run; create the run directory if absent, and delete it if it is empty at the end."""
+    """Hold a run's lock during the body; create an absent run directory, and delete it afterward if empty."""
     absent = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
     try:
         run_dir.mkdir(parents=True, exist_ok=True)

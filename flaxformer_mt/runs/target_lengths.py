@@ -34,14 +34,14 @@ _QUANTILES = {"median": 0.5, "99%": 0.99, "99.9%": 0.999, "longest": 1.0}
 
 
 class TargetLengths(NamedTuple):
-    """A length that few translations exceed: int(ratio * source length + offset); lengths include eos."""
+    """A limit that few target lengths exceed: int(ratio * source length + offset); lengths include eos."""
 
     ratio: float
     offset: float
 
 
 def fit_target_lengths(source_lengths: np.ndarray, target_lengths: np.ndarray) -> TargetLengths | None:
-    """Fit the lowest line (on average) above 99.9% of the pairs [N]; None for fewer than 1,000 pairs.
+    """Fit the line that is lowest on average among those above 99.9% of the N pairs; None: under 1,000 pairs.
 
     The slope is at least the mean ratio of lengths, so that the line also fits sources longer than in
     training.
@@ -81,7 +81,7 @@ def describe_target_lengths(source_lengths: np.ndarray, target_lengths: np.ndarr
 
 
 def write_target_lengths(run_dir: Path, described: dict[str, Any] | None) -> None:
-    """Write the result of `describe_target_lengths` atomically; None deletes the file."""
+    """Write the result of `describe_target_lengths` atomically; if the result is None, delete the file."""
     path = run_dir / FILE_NAME
     if described is None:
         path.unlink(missing_ok=True)
@@ -95,7 +95,7 @@ def write_target_lengths(run_dir: Path, described: dict[str, Any] | None) -> Non
 def read_target_lengths(
     run_dir: Path,
 ) -> tuple[TargetLengths | None, float | None, dict[str, float] | None]:
-    """Read a run's line, the share of lines with several sentences, and shares by case; None: unknown."""
+    """Read target lengths, share of lines with several sentences, shares by letter case; None: unknown."""
     path = run_dir / FILE_NAME
     try:
         described = read_json_object(path)

@@ -17,7 +17,7 @@ from flaxformer_mt.scoring.outside_scorers import UNKNOWN, OutsideScorer, Scorer
 
 
 class Metric(NamedTuple):
-    """A corpus score: its display title, a function that makes the metric, and whether it is quick."""
+    """A corpus metric: its display title, a function that creates it, and whether it is quick to compute."""
 
     title: str
     # Takes `lowercase` and `tokenize` (for BLEU); with effective_order=True, the metric is for sentences.
@@ -65,7 +65,7 @@ def all_metrics() -> dict[str, Metric]:
 
 
 def find_metric(name: str, where: str) -> Metric:
-    """Return a metric by its name; `where` names the option for error messages, as in "--rerank"."""
+    """Return a metric by its name; `where` is the option that error messages name, such as "--rerank"."""
     known = all_metrics()
     if name not in known:
         hint = suggest(name, known, otherwise=f"built in: {', '.join(known)}")
@@ -77,7 +77,7 @@ def find_metric(name: str, where: str) -> Metric:
 
 
 def add_scorer(scorer: OutsideScorer) -> str:
-    """Add a scorer to the metrics, replacing any of the same name; return the name."""
+    """Add a scorer to the metrics, in place of any scorer with the same name; return the name."""
     name, old = scorer.name, _OTHERS.get(scorer.name)
     if name in METRICS or name in _RESERVED or (old is not None and old.scorer is None):
         raise UserError(
@@ -91,7 +91,7 @@ def add_scorer(scorer: OutsideScorer) -> str:
 
 
 def add_spbleu(file: str) -> None:
-    """Add spBLEU, which compares the subwords of a SentencePiece model."""
+    """Add spBLEU: BLEU of texts that the SentencePiece model in `file` splits into subwords."""
     from sentencepiece import SentencePieceProcessor
 
     processor = SentencePieceProcessor()
@@ -173,7 +173,7 @@ def need_no_references(name: str, metric: Metric, where: str) -> None:
 
 
 class Scores(dict[str, float]):
-    """Corpus scores by metric, with the signatures that make them comparable."""
+    """Corpus scores by metric, with sacreBLEU's signatures, which tell whether scores are comparable."""
 
     signatures: dict[str, str]
     # Precisions of 1- to 4-grams, brevity penalty and length ratio, as sacreBLEU prints them.
@@ -190,7 +190,7 @@ def score_translations(
     only: Sequence[str] = QUICK,
     direction: Direction = UNKNOWN,
 ) -> Scores:
-    """Score detokenized hypotheses with the metrics `only`; `tokenize` is the tokenizer for BLEU.
+    """Score detokenized hypotheses with the metrics that `only` names; `tokenize` is the BLEU tokenizer.
 
     External scorers need the sources; scorers that are runs also need the languages in `direction`.
     """
@@ -213,7 +213,7 @@ def score_sentences(
     where: str = "score_sentences",
     direction: Direction = UNKNOWN,
 ) -> list[float]:
-    """Return the score of each sentence, the higher the better; TER is therefore negative.
+    """Return the score of each sentence; higher is always better, so TER is negated.
 
     BLEU uses the tokenizer for the script of the references. `where` names the caller in errors. Scorers that
     are runs need the languages in `direction`.

@@ -14,14 +14,14 @@ _SCORED = 4096
 
 
 class ScoreFilter(NamedTuple):
-    """Keeps the pairs whose score is at least `least`, or the `share` of all pairs with the best scores."""
+    """Keeps pairs with a score of at least `least`, or a `share` of all pairs: those with the best scores."""
 
     name: str
     least: float | None
     share: float
 
     def keep(self, pairs: Iterable[tuple[str, str]], direction: Direction) -> list[bool]:
-        """Return whether to keep each pair of source and target; of equal scores, the first are the best."""
+        """Return whether to keep each (source, target) pair; at equal scores, earlier pairs are preferred."""
         rows, scores = iter(pairs), list[float]()
         while chunk := list(itertools.islice(rows, _SCORED)):
             sources, targets = zip(*chunk, strict=True)
@@ -34,7 +34,7 @@ class ScoreFilter(NamedTuple):
 
 
 def read_filters(texts: Sequence[str], where: str) -> list[ScoreFilter]:
-    """Parse filters such as "kiwi>=0.4", a threshold, and "kiwi best 80%", a share."""
+    """Parse filters such as "kiwi>=0.4" (minimum score) or "kiwi best 80%" (share of the pairs)."""
     filters = []
     for text in texts:
         match = re.fullmatch(

@@ -42,7 +42,7 @@ class ResampledScore(NamedTuple):
 
 
 class Resampling(NamedTuple):
-    """Scores of several systems by metric, and metric signatures with and without resampling parameters."""
+    """Scores of several systems, and signatures of the metrics with and without resampling parameters."""
 
     # One dict per system, in the given order.
     systems: tuple[dict[str, ResampledScore], ...]
@@ -61,7 +61,7 @@ def resample_scores(
     only: Sequence[str] = tuple(METRICS),
     direction: Direction = UNKNOWN,
 ) -> Resampling:
-    """Return scores and confidence intervals of all systems, and tests of the first against all others.
+    """Return all systems' scores with confidence intervals, and tests of the first one against the others.
 
     sacreBLEU uses the seed 12345, or the value of SACREBLEU_SEED. Equal scores get the p-value 1: sacreBLEU
     counts only differences larger than the observed one, and would report its smallest p-value if no sample

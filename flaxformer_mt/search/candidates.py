@@ -19,7 +19,7 @@ _LANES = (16, 8)
 def mask_logits(
     logits: Float[Array, "B W V"], *, banned: tuple[int, ...], allowed: Bool[Array, "B #W V"] | None = None
 ) -> Float[Array, "B W V"]:
-    """Return float32 logits, -inf for tokens that are banned for all beams or not allowed for a beam."""
+    """Return float32 logits, with -inf for tokens that are banned in all beams or not allowed in a beam."""
     permitted = np.ones(logits.shape[-1], bool)
     permitted[[token for token in banned if 0 <= token < permitted.size]] = False
     mask = jnp.asarray(permitted) if allowed is None else allowed & permitted

@@ -23,7 +23,7 @@ _SHORT, _LONG = 2, 3
 
 
 class Leaf(NamedTuple):
-    """One leaf of a packed state: shape for source length 1 and token capacity 1, and the axes that grow."""
+    """A leaf of a packed state: its shape if source length and capacity are 1, and the axes that grow."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -59,14 +59,14 @@ class Size(NamedTuple):
 
 
 def pack(state: State) -> State:
-    """Broadcast scalars to one value per row, because all leaves of compiled programs must be [B, ...]."""
+    """Broadcast a state's scalars to shape [B], because compiled programs take only leaves [B, ...]."""
     shape = state.done.shape
     cache = state.cache._replace(index=jnp.broadcast_to(state.cache.index, shape))
     return state._replace(step=jnp.broadcast_to(state.step, shape), cache=cache)
 
 
 def unpack(state: State) -> State:
-    """Undo `pack`: replace the values that are equal in all rows by scalars."""
+    """Undo `pack`: replace its broadcast leaves [B] by scalars."""
     return state._replace(step=state.step[0], cache=state.cache._replace(index=state.cache.index[0]))
 
 
@@ -116,7 +116,7 @@ def _map(change: Callable[..., Array], layout: StateLayout, *states: State) -> S
 
 
 def put_rows(layout: StateLayout, state: State, rows: Array, lines: State) -> State:
-    """Write lines [N], which may already have tokens, into the rows [N] of an unpacked state.
+    """Write the state of N lines, which may already have tokens, into N rows of an unpacked state.
 
     Row indices out of range are dropped. A line whose cache has a single beam is written to the first beam.
     """
@@ -127,7 +127,7 @@ def put_rows(layout: StateLayout, state: State, rows: Array, lines: State) -> St
     available = (steps >= 0) & (steps >= lines.step - line_capacity)
 
     def place(line: Array, axis: int, spec: Leaf) -> Array:
-        """Move the line's tokens to their slots in the state, each in the first beam of its slot."""
+        """Move a line's values of each token to the slot of this token in the state, for the first beam."""
         unit = spec.shape[axis - 1]
         own = line.shape[axis] // line_capacity
         split = line.reshape(*line.shape[:axis], line_capacity, own, *line.shape[axis + 1 :])
@@ -165,7 +165,7 @@ UNLIMITED = 2**31 - 1
 
 
 class QueueResult(NamedTuple):
-    """Result of searching a queue: a state that continues with the next queue, and hypotheses."""
+    """Result of searching a queue of lines: the state with which to search the next queue, and hypotheses."""
 
     # Packed, or the leaves of it; rows whose lines are done are free.
     state: Any
@@ -233,7 +233,7 @@ def search_queue(
     refill: int,
     max_steps: Array | int = UNLIMITED,
 ) -> QueueResult:
-    """Search `count` lines in the rows of a state, together with the lines that are already active there.
+    """Search the first `count` of `lines` in the rows of a state, together with lines already active there.
 
     Whenever `refill` rows are free (fewer at the end of the queue), the next lines of the queue take these
     rows. The search ends when no line waits and `final_free_rows` rows are free, or after `max_steps` steps.
@@ -349,7 +349,7 @@ def _finish(task: Search, queue: _Queue) -> QueueResult:
 
 
 def align_prefixes(prefixes: Array, *, bos_id: int, pad_id: int) -> tuple[Array, Array, Array]:
-    """Return right-aligned prefixes [B, P], the input tokens [B, P] for them, and each row's first step.
+    """Return the prefixes right-aligned [B, P], the decoder inputs for them [B, P], and first steps [B].
 
     With bos 1 and pad 0, prefixes [[5 6 7] [8 -1 -1]] give [[5 6 7] [0 0 8]], [[1 5 6] [0 0 1]] and [0 2].
     """

@@ -11,7 +11,7 @@ from flaxformer_mt.shapes import Array, Cache
 
 
 def ensemble_caches(caches: Sequence[Cache]) -> Cache:
-    """Combine the caches of the members into one; either all members follow `ancestors` or none does."""
+    """Combine the members' caches into one; raise ValueError if only some of them have `ancestors`."""
     first = caches[0]
     if len({cache.ancestors is None for cache in caches}) > 1:
         raise ValueError("only some of the caches have ancestors; give ancestors to all members or to none")
@@ -20,7 +20,7 @@ def ensemble_caches(caches: Sequence[Cache]) -> Cache:
 
 
 def average_logits(logits: Sequence[Array]) -> Array:
-    """Return the mean of the models' log-probabilities: unnormalized logits of their geometric mean.
+    """Return the mean of the models' log-probabilities, as unnormalized logits.
 
     A token with probability 0 in one model has probability 0 in the result.
     """

@@ -21,7 +21,7 @@ def length_penalty(lengths: Array, options: SearchConfig) -> Array:
 
 
 def coverage_penalty(coverage: Array, source_mask: Array, options: SearchConfig) -> Array:
-    """Return beta times the sum over source tokens of log(min(coverage, 1)), at most 0 (Wu et al. 2016).
+    """Return beta * (sum over source tokens of log(min(coverage, 1))), which is at most 0 (Wu et al. 2016).
 
     The coverage of a source token is the attention it has received so far. Shapes: coverage [B, W, S],
     source_mask [B, S] -> [B, W].
@@ -31,7 +31,7 @@ def coverage_penalty(coverage: Array, source_mask: Array, options: SearchConfig)
 
 
 def attainable(log_probs: Array, next_length: Array, limits: Array, options: SearchConfig) -> Array:
-    """Return the best score [B] that any live prefix with log-probability [B, W] can still reach.
+    """Return the best score [B] that a live prefix can still reach, given log-probabilities [B, W].
 
     Log-probabilities can only decrease, so the bound takes them as constant. The length penalty is monotone
     in the length, so the best score is at the next length or at the limit [B], whatever the sign of alpha.

@@ -25,7 +25,7 @@ class Chosen(NamedTuple):
 
 
 def start_constraints(required: Array, width: int) -> tuple[Array, Array]:
-    """Return `met` and `matched` of `follow` for empty prefixes; empty (padding) phrases count as met."""
+    """Return `met` and `matched` (see `follow`) for empty prefixes; padding (empty phrases) counts as met."""
     batch, count, longest = required.shape
     is_padding = _lengths(required) == 0
     met = jnp.broadcast_to(is_padding[:, None], (batch, width, count))
@@ -54,7 +54,7 @@ def follow(required: Array, met: Array, matched: Array, tokens: Array) -> tuple[
 
 
 def count_met(required: Array, met: Array, matched: Array) -> Array:
-    """Return how many required tokens each prefix has met, [B, ...], including matched beginnings."""
+    """Count the required tokens in each prefix [B, ...], of both met and partly matched sequences."""
     lengths = _lengths(required).reshape(met.shape[0], *(1,) * (met.ndim - 2), met.shape[-1])
     return jnp.where(met, lengths, progress(matched)).sum(axis=-1)
 
@@ -67,7 +67,7 @@ def progress(matched: Array) -> Array:
 def choose_required(
     task: Task, state: State, logits: Array, allowed: Array | None, banned: tuple[int, ...]
 ) -> Chosen:
-    """Choose W continuations: the best of every bank, then the second best of every bank, and so on.
+    """Choose W continuations: the best of each bank (equal `count_met`), then the second best, and so on.
 
     The candidates for each prefix are its W best next tokens, and the next token of each unmet required
     sequence, however unlikely.

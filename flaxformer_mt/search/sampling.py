@@ -20,13 +20,13 @@ from flaxformer_mt.shapes import Array, Cache
 
 
 def make_keys(seeds: Array, width: int) -> Array:
-    """Return random keys [B, W] from the lines' seeds [B]; other lines of the batch do not affect them."""
+    """Derive random keys [B, W] from the lines' seeds [B]; a line's keys do not depend on other lines."""
     lines = jax.vmap(lambda seed: jax.random.key(seed, impl="threefry2x32"))(seeds)
     return jax.vmap(lambda key: jax.vmap(lambda n: jax.random.fold_in(key, n))(jnp.arange(width)))(lines)
 
 
 def draw_tokens(masked: Array, keys: Array, steps: Array, options: SearchConfig) -> Array:
-    """Draw tokens [B, W] from masked logits [B, W, V] (see `keep_likely`); `steps` [B]: tokens so far."""
+    """Draw tokens [B, W] from the logits that `keep_likely` returns; `steps` [B]: number of tokens so far."""
     values, ids = keep_likely(masked, options)
 
     def noise(key: Array, step: Array) -> Array:
@@ -40,7 +40,7 @@ def draw_tokens(masked: Array, keys: Array, steps: Array, options: SearchConfig)
 def keep_likely(masked: Array, options: SearchConfig) -> tuple[Array, Array | None]:
     """Return the logits [B, W, C] to sample from, with -inf for excluded tokens, and the token ids.
 
-    The ids are None if C is V, in the order of the vocabulary. Temperature comes first, then three filters,
+    If C is V, in vocabulary order, the ids are None. Temperature is applied first, then three filters,
     each applied to the result of the previous one: top_k keeps the k most likely tokens, top_p the fewest
     most likely tokens whose probabilities sum to p or more (Holtzman et al. 2020), and min_p the tokens with
     at least p times the probability of the most likely token (Nguyen et al. 2024).

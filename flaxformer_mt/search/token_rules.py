@@ -48,7 +48,7 @@ def needs_mask(task: Task, state: State) -> bool:
 
 
 def find_unrepeated(task: Task) -> int:
-    """Return the length n of the n-grams that no hypothesis may repeat; 0: all may be repeated."""
+    """Return the length n of the n-grams that no hypothesis may repeat; 0: repetition is allowed."""
     n = task.options.no_repeat_ngram
     return n if n <= task.max_length else 0
 
@@ -66,7 +66,7 @@ def banned_tokens(task: Task, state: State) -> tuple[int, ...]:
 
 
 def forced_tokens(prefixes: Array, steps: Array) -> Array:
-    """Return the token [B] of each prefix [B, P] at its step [B]; NO_TOKEN after the end of the prefix."""
+    """Return the token [B] at position `steps` [B] of each prefix [B, P]; NO_TOKEN after the prefix's end."""
     positions = jnp.minimum(steps, prefixes.shape[1] - 1)
     tokens = jnp.take_along_axis(prefixes, positions[:, None], axis=1)[:, 0]
     return jnp.where(steps < prefixes.shape[1], tokens, NO_TOKEN)
@@ -89,7 +89,7 @@ def repeating_tokens(tokens: Array, steps: Array, *, n: int, size: int) -> Array
 
 
 def expand_to_vocabulary(task: Task, lines: Lines, logits: Array) -> tuple[Task, Array]:
-    """Expand shortlist logits [B, W, N + C] to [B, W, V], -inf for other tokens; return the task for them."""
+    """Expand shortlist logits [B, W, N + C] to [B, W, V], with -inf elsewhere; return task and logits."""
     if task.shortlists is None:
         return task, logits
     assert lines.shortlist is not None

@@ -54,7 +54,7 @@ class Symbols:
 
     @property
     def banned(self) -> tuple[int, ...]:
-        """All ids that are never chosen; they keep their probability, so scores equal the model's own."""
+        """All ids that are never chosen; they keep their probability, so scores are those of the model."""
         return (*self.reserved, *self.never)
 
     @property
@@ -64,7 +64,7 @@ class Symbols:
 
 
 class Lines(NamedTuple):
-    """Inputs of each line, one row per line; None: no line of the batch uses the field.
+    """Inputs of a search, as arrays with one row per line; None: no line of the batch uses the field.
 
     All lengths include eos. Shorter rows are padded with NO_TOKEN: if the first of two lines must start with
     [5 6] and the second has no prefix, prefixes are [[5 6] [-1 -1]].
@@ -90,7 +90,7 @@ class Lines(NamedTuple):
 
 
 class Shortlists(NamedTuple):
-    """The part of shortlists that all lines share; logits cover these tokens first, then the line's own.
+    """The shortlist tokens that all lines share; they come first in logits, before each line's own tokens.
 
     A line's list contains no token twice and no banned token.
     """
@@ -136,7 +136,7 @@ class Task:
 
     @property
     def width(self) -> int:
-        """W: the number of hypotheses that each line extends in parallel; the cache needs as many beams."""
+        """W: the number of hypotheses extended in parallel for each line, and of beams in the cache."""
         return search_width(self.options, self.n_best)
 
 

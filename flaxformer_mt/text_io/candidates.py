@@ -50,7 +50,7 @@ class Candidates(NamedTuple):
 
 
 def read_candidates(lines: Iterable[str], path: str, *, first_line: int = 1) -> Iterator[Candidates]:
-    """Yield the candidates of each line: a JSON object if `path` ends in .jsonl, otherwise columns.
+    """Yield the candidates of each line, which is a JSON object if `path` ends in .jsonl, else tab-separated.
 
     Raises UserError, with the path and the line number, for an invalid line.
     """
@@ -86,7 +86,7 @@ def _read_rules() -> list[dict[str, Any]]:
 
 
 def find_phrase(source: str, answer: str) -> tuple[str, bool]:
-    """Return the problem that phrases of an answer indicate, or "", and whether they are a preamble.
+    """Return the problem that phrases of an answer indicate (or "") and whether these are a preamble.
 
     A preamble ends in a colon and can be removed.
     """
@@ -102,7 +102,7 @@ def find_phrase(source: str, answer: str) -> tuple[str, bool]:
 
 
 def unwrap(source: str, answer: str) -> str:
-    """Remove quotes, fences and other marks around a whole answer, unless its source begins with a mark."""
+    """Remove code fences around an answer, and quotes and other marks unless the source begins with one."""
     answer = re.sub(r"\A```\w*\n(.*)\n```\Z", r"\1", answer.strip(), flags=re.S).strip()
     for begin, end in zip(_WRAPS[::2], _WRAPS[1::2], strict=True):
         inner = answer[len(begin) : -len(end)]
@@ -141,7 +141,7 @@ class AnswerChecks:
         ]
 
     def clean_all(self, source: str, answers: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Run `clean` on all answers to a source; also compare three or more to find outliers and remarks."""
+        """Run `clean` on all answers to a source; compare three or more good answers to find outliers."""
         cleaned = [self.clean(source, answer) for answer in answers]
         texts, problems = [text for text, _ in cleaned], [problem for _, problem in cleaned]
         numbers = [number for number, problem in enumerate(problems) if not problem]
@@ -157,7 +157,7 @@ class AnswerChecks:
         return texts, problems
 
     def clean(self, source: str, answer: str) -> tuple[str, str]:
-        """Return the text of an answer without enclosing marks and preamble, and its problem or ""."""
+        """Return an answer without enclosing marks and preamble, and the answer's problem (or "")."""
         text = unwrap(source, answer)
         problem, has_preamble = self._find_problem(source, text)
         if has_preamble:

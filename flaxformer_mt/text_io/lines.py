@@ -37,7 +37,7 @@ _NAMED_LINES = 10
 
 @contextlib.contextmanager
 def open_input(path: str, what: str = "input") -> Iterator[BinaryIO]:
-    """Open a file for reading, or standard input for `-`; raise UserError unless it is a regular file."""
+    """Open a regular file for reading, or standard input for `-`; raise UserError for any other path."""
     if path == STANDARD:
         yield sys.stdin.buffer
         return
@@ -91,7 +91,7 @@ class Text(NamedTuple):
 def open_lines(
     path: str, what: str = "input", *, invalid_utf8: Literal["refuse", "replace"]
 ) -> Iterator[Text]:
-    """Open a file, or standard input for `-`, and yield its lines as `read_lines` does."""
+    """Open a file, or standard input for `-`, during the body; yield the lines that `read_lines` reads."""
     with open_input(path, what) as stream:
         arriving = watch_arrival(stream)
         lines = read_lines(arriving or stream, name=path, invalid_utf8=invalid_utf8)
@@ -182,7 +182,7 @@ def take_windows(
 
 
 def count_lines(path: str) -> int | None:
-    """Count the lines of a file as `read_lines` does; None for standard input, a pipe or a missing file."""
+    """Count lines as `read_lines` does; return None for standard input, a pipe or a missing file."""
     file = Path(path).expanduser()
     if path == STANDARD or not file.is_file():
         return None
@@ -232,7 +232,7 @@ def open_locked(path: Path) -> BinaryIO:
 
 
 def check_output(path: str, *, inputs: Sequence[str | None] = ()) -> Path:
-    """Resolve links to files in an output path; raise UserError if it is not writable or one of `inputs`."""
+    """Resolve a link to an output file; raise UserError if the file is not writable or is an input."""
     file = Path(path).expanduser()
     if is_device(path):
         return file
@@ -267,7 +267,7 @@ def check_writable(folder: Path) -> None:
 
 
 def is_device(path: str) -> bool:
-    """Return whether a path is a device, pipe or socket, or a link to one; a file must not replace these."""
+    """Return whether a path is, or links to, a device, pipe or socket, which no file must replace."""
     file = Path(path).expanduser()
     return file.exists() and not file.is_file() and not file.is_dir()
 

@@ -168,7 +168,7 @@ def _take_places(table: Path, documents: Path) -> None:
 
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:
-    """Write the report next to the table; its presence shows that the table is complete."""
+    """Write the report next to the table; a table with a report is complete."""
     write_atomically(folder / REPORT, (json.dumps(report, indent=2) + "\n").encode())
 
 

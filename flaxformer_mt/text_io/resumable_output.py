@@ -47,7 +47,7 @@ class Record:
     inputs: dict[str, str]
 
     def check_origin(self, origin: Mapping[str, Any], step: int, output: Path) -> None:
-        """Raise UserError unless a command with this origin and step would write the same output."""
+        """Raise UserError, listing what differs, unless `origin` and `step` equal those of the record."""
         now, then = {**origin, "step": step}, self.origin | {"step": self.step}
         differing = [
             f"{name}: {_show(now, name)} now, {_show(then, name)} for {output}"
@@ -87,7 +87,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 class ResumableOutput:
-    """Writes the output, and reads the inputs through iterators that compute their digests."""
+    """Writes an output file that a later run can continue; computes digests of inputs while reading them."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class ResumableOutput:
         self._stream.seek(0, os.SEEK_END)
 
     def read(self, name: str, lines: Iterable[str]) -> Iterator[str]:
-        """Return an iterator over unfinished lines; raise UserError if the finished lines have changed."""
+        """Return an iterator over the remaining lines; raise UserError if the finished lines have changed."""
         reader = self._readers[name] = _Reader(lines, self._step)
         for _ in range(self.done):
             if next(reader, None) is None:

@@ -61,7 +61,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def rewind_metrics(path: Path, start_step: int) -> int:
-    """Keep only complete lines of steps up to `start_step` (none for 0); return the number of damaged lines.
+    """Keep only intact lines of steps up to `start_step` (0: no lines); return the number of damaged lines.
 
     An incomplete last line, left by a process that was killed, does not count as damaged.
     """

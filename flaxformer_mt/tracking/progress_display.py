@@ -72,7 +72,7 @@ def announce_if_slow(text: str, say: Callable[[str], object] = _log) -> Iterator
 def format_train_line(
     step: int, total_steps: int, values: Mapping[str, Any], seconds_left: float, *, width: int | None = None
 ) -> str:
-    """Format `step 1200/5000 | loss 3.412 | ... | 12:31 left`, with fewer values if `width` is small."""
+    """Return `step 1200/5000 | loss 3.412 | ... | 12:31 left`, with fewer values if `width` is small."""
     left = [f"{format_duration(seconds_left)} left"] if math.isfinite(seconds_left) else []
     for omitted in range(len(_OMITTED) + 1):
         shown = {name: value for name, value in values.items() if name not in _OMITTED[:omitted]}
@@ -93,7 +93,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_values(values: Mapping[str, Any]) -> list[str]:
-    """Format the values of a progress line: the usual values in order, further scores, BLEU per direction."""
+    """Format the values of a progress line: the usual values, then other scores, then BLEU by direction."""
     directions = [name for name in values if name.startswith("bleu_")]
     of_directions = ("seconds", *(name.removeprefix("bleu") for name in directions))
     further = [name for name in values if name not in _SHOWN and not name.endswith(of_directions)]
@@ -110,12 +110,12 @@ def format_values(values: Mapping[str, Any]) -> list[str]:
 
 
 class Display:
-    """Base class of displays, which shows nothing: for library calls and all processes but the first."""
+    """Base class of displays; shows nothing itself, as in library calls and all processes but the first."""
 
     silent_seconds = math.inf
 
     def width(self) -> int | None:
-        """Columns of the line that is updated in place; None if every line stays."""
+        """Width of the line that is updated in place, in columns; None if no line is updated in place."""
         return None
 
     def show(self, line: str, done: int) -> None: ...
@@ -177,7 +177,7 @@ class _LiveDisplay(Display):
         self._progress.refresh()
 
     def width(self) -> int | None:
-        """Columns of the line next to the bar, without the bar and the space after the bar."""
+        """Width in columns that the bar, with a space after it, leaves for the line."""
         return self._progress.console.width - _BAR - 1
 
     def show(self, line: str, done: int) -> None:
@@ -220,7 +220,7 @@ def make_display(
     transient: bool = False,
     bar: bool = True,
 ) -> Display:
-    """Return a display: silent for None, live for terminals that can move the cursor, else plain.
+    """Return a display: silent without `stream`, live on terminals that can move the cursor, else plain.
 
     A `transient` live display refreshes its bar by itself, and disappears at the end.
     """

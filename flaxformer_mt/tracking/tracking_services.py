@@ -15,12 +15,12 @@ _NAME = "trackers.json"
 
 
 class Service:
-    """Base class of services that record a run; a resumed run continues the record with the id `identity`."""
+    """Base class of tracking services; a resumed run continues the record whose id is `identity`."""
 
     identity: str
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record numbers by their names, such as train/loss."""
+        """Record numbers by name, such as train/loss."""
 
     def log_config(self, fields: Mapping[str, Any]) -> None: ...
 
@@ -32,7 +32,7 @@ class Service:
 
 
 def import_service(name: str) -> Callable[[Path, str | None], Service]:
-    """Return the class of a service; its arguments are the run directory and the id (None: new run)."""
+    """Return the class of a service; its arguments are a run directory and a record's id (None: new)."""
     try:
         make: Callable[[Path, str | None], Service] = importlib.import_module(
             f"flaxformer_mt.tracking.{name}_run"
@@ -50,7 +50,7 @@ def import_service(name: str) -> Callable[[Path, str | None], Service]:
 
 
 def open_service(name: str, run_dir: Path) -> Service:
-    """Start the record of a run in a service, or continue it."""
+    """Start or continue the record of a run in a tracking service."""
     make, path = import_service(name), run_dir / _NAME
     try:
         identities = json.loads(path.read_text(encoding="utf-8"))

@@ -41,7 +41,7 @@ def to_trees(state: TrainState) -> dict[str, Any]:
 def load_state(
     checkpoints: Checkpoints, parallel: Parallel, make_state: Callable[[], TrainState]
 ) -> tuple[TrainState, TrainProgress]:
-    """Return the state of the newest checkpoint, on the devices of `parallel`, or else the initial state.
+    """Return the newest checkpoint's state, on the devices of `parallel`, or an initial state if none exists.
 
     The checkpoint may have been saved with any device layout. Process 0 chooses the checkpoint for all
     processes; if one process cannot read it, all processes raise UserError.

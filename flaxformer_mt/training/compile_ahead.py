@@ -58,7 +58,7 @@ class ProgramsByShape:
         return self.jitted.lower(*arguments)
 
     def start(self, *arguments: Any) -> Callable[[], Callable[..., Any]]:
-        """Load the program for arguments like these from disk, or trace it.
+        """Load the program for arguments of these shapes from disk, or trace it.
 
         Returns a function that compiles the program, if necessary, and may be called in any thread.
         """
@@ -109,13 +109,13 @@ def _key(batch: Any) -> Any:
 
 
 def compiles_ahead(config: Config, platform: str) -> bool:
-    """Return whether programs are compiled before they are needed; with `auto`, they are, except on CPUs."""
+    """Return whether programs are compiled before they are needed; auto: on all platforms except CPUs."""
     wanted = config.train.compile_ahead
     return wanted == "all" or wanted == "auto" and platform != "cpu"
 
 
 def find_shapes(config: Config, epochs: Iterable[dict[str, Any]], *, updates: int) -> list[Shape]:
-    """Return the batch shapes that the remaining steps will use, the one with the most work first.
+    """Return the batch shapes that the remaining steps will use, sorted by decreasing work.
 
     `epochs` has the `plan_summary` of one epoch per stage; `updates` is the number of steps that are left.
     """
@@ -188,7 +188,7 @@ _LEAST_PADDING = 0.05
 def find_unpadded_sizes(
     config: Config, parallel: Parallel, plans: Iterable[Sequence[Mapping[str, Any]]]
 ) -> UnpaddedSizes:
-    """Return the array sizes without padding for all batch shapes whose padding is worth removing.
+    """Return array sizes with little padding for each batch shape whose padding is worth removing.
 
     The result is {} unless the only device is a CPU and no token of the model reads padding. `plans` has, for
     each stage of training, the list `shapes` of a `plan_summary`.
@@ -221,7 +221,7 @@ def find_unpadded_sizes(
 
 
 def fitting_sizes(batch: BatchArray, sizes: UnpaddedSizes) -> tuple[int, int] | None:
-    """Return the array sizes for a batch without padding; None if `sizes` has none that hold its tokens."""
+    """Return the entry of `sizes` for a batch's shape; None if it is absent or too small for the tokens."""
     room = sizes.get(batch.shape)
     if room is None or any(side.mask.sum() > most for side, most in zip(batch.sides, room, strict=True)):
         return None

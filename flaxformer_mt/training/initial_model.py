@@ -101,7 +101,7 @@ def check_lora_start(config: Config, run_dir: Path) -> None:
 
 
 def adopt_network(config: Config, other: Config, *, new_vocab: bool) -> Config:
-    """Return `config` with the network of `other` and, unless `new_vocab`, with its vocabulary.
+    """Return `config` with the network and, unless `new_vocab`, the vocabulary of `other`.
 
     Dropout, subword sampling and execution settings (such as dtype, kernels, remat) stay as in `config`.
     """
@@ -131,7 +131,7 @@ def map_pieces(old: Vocab, new: Vocab) -> np.ndarray:
 
 
 def move_pieces(params: Any, fresh: Any, old: Vocabs, new: Vocabs) -> Any:
-    """Return `params` for a new vocabulary; new subwords get those of `fresh`, a newly initialized model."""
+    """Adapt `params` to a new vocabulary; new subwords get the newly initialized parameters in `fresh`."""
     source, target = map_pieces(old.source, new.source), map_pieces(old.target, new.target)
     leaves = {}
     for path, leaf in flatten_tree(params).items():

@@ -114,7 +114,7 @@ _FALLING = ("constant", "inverse_sqrt", "linear", "cosine")
 
 
 class Hyperparameters(NamedTuple):
-    """The seed of dropout and the learning-rate schedule, as scalars that are arguments of compiled programs.
+    """Scalar arguments of compiled programs: the dropout seed, and numbers of the learning-rate schedule.
 
     peak: the highest learning rate. warmup: the number of steps in which the rate rises, at least 1. steps:
     the step at which linear and cosine schedules reach 0. falling: the index of the schedule after the

@@ -13,7 +13,7 @@ WARM_UP = 10
 
 
 class Profile:
-    """A hook of the training loop, and a context manager around the loop, that records a trace of some steps.
+    """A context manager that records a trace of some steps; the training loop calls it after each step.
 
     At the end, a message names the files of the trace, or says that none was recorded.
     """

@@ -54,11 +54,11 @@ from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
 
 @dataclass(frozen=True)
 class TrainStep:
-    """The compiled programs of a training step: from a state and microbatches to a new state and metrics.
+    """Compiled programs that compute the new state and metrics of a step from a state and microbatches.
     by_shape: the program of the whole step or, with gradient accumulation, of the gradient of one microbatch;
     it is compiled for each batch shape.
-    add, update: with gradient accumulation, the programs that add the sums of two microbatches, and that
-    update the state with the total.
+    add, update: only with gradient accumulation; `add` adds the sums of two microbatches, and `update`
+    updates the state with the total.
     """
 
     by_shape: ProgramsByShape
@@ -109,7 +109,7 @@ class TrainingSetup(NamedTuple):
         return RowShare(self.parallel.layout.row_parts, self.parallel.row_share)
 
     def put(self, batch: BatchArray) -> BatchArray:
-        """Start the transfer of a batch to the devices, as one array; does not wait for its end."""
+        """Start to transfer a batch to the devices as one array, and return without waiting for the end."""
         return self.parallel.put(dataclasses.replace(batch, unpadded=fitting_sizes(batch, self.unpadded)))
 
 
@@ -165,7 +165,7 @@ def set_up_training(
 
 
 def compile_shapes(setup: TrainingSetup, say: Callable[[str], object]) -> None:
-    """Compile the step for all batch shapes that will still occur, if train.compile_ahead says so."""
+    """If train.compile_ahead asks for it, compile the step for all batch shapes that will still occur."""
     config, parallel, step = setup.config, setup.parallel, setup.train_step
     vocab, shapes = setup.prepared.vocabs.target, shapes_left(setup)
     if not shapes or not compiles_ahead(config, parallel.platform):
@@ -183,7 +183,7 @@ def compile_shapes(setup: TrainingSetup, say: Callable[[str], object]) -> None:
 
 
 def shapes_left(setup: TrainingSetup) -> list[Shape]:
-    """Return the batch shapes that the remaining steps will use, the one with the most work first."""
+    """Return the batch shapes that the remaining steps will use, sorted by decreasing work."""
     plans, updates = _epoch_plans(setup.prepared), setup.config.train.steps - setup.progress.step
     return find_shapes(setup.config, plans[setup.progress.stage :], updates=updates)
 
@@ -240,7 +240,7 @@ def _check_positions(config: Config, valid: TokenStore) -> None:
 def compile_train_step(
     model: Model, config: Config, parallel: Parallel, *, loss_terms: Sequence[LossTerm] = ()
 ) -> TrainStep:
-    """Make the training step: one program, or with gradient accumulation three (gradient, sum, update).
+    """Make the training step: one program, or three (gradient, sum, update) with gradient accumulation.
 
     With accumulation, each group of devices adds up the gradients of its own rows over all microbatches; the
     sums of the groups are added only once per step.

@@ -37,7 +37,7 @@ _LEAST_SCANNED = 3
 def choose_scan(
     config: Config, *, platform: str, device_kind: str, devices: int = 1, cores: int | None = None
 ) -> tuple[ModelConfig, str]:
-    """Replace model.scan_layers=auto by True or False; return the model config, and the reason for the log.
+    """Replace model.scan_layers=auto by True or False; return the model config and, for the log, the reason.
 
     auto scans over the layers only on GPUs, and only if this saves more compile time than it adds to all
     steps. It never scans for Muon and Adafactor, which treat an array as a whole and so need one array per

@@ -42,7 +42,7 @@ class StopRequest:
             os.write(2, f"\n{self.received.name}: saving after this step; repeat to end at once\n".encode())
 
     def is_due(self, *, at_log_step: bool) -> bool:
-        """Return whether to stop now; several processes agree on it, at log steps only, and stop together."""
+        """Return whether to stop now; several processes decide this together, and only at log steps."""
         if process_count() > 1:
             if not at_log_step or not any_process(self.received is not None):
                 return False
@@ -51,5 +51,5 @@ class StopRequest:
 
     @property
     def exit_status(self) -> int:
-        """The exit status by which a shell recognizes the signal: 128 + its number; 0 without a signal."""
+        """The exit status that tells a shell of the signal: 128 + the signal's number; 0 without a signal."""
         return 128 + self.received if self.received is not None else 0

@@ -24,7 +24,7 @@ from flaxformer_mt.training.update import StepMetrics
 
 
 class Totals(NamedTuple):
-    """Sums over tokens, in float64 and added step by step, so that a resumed run logs identical values."""
+    """Sums over tokens, accumulated step by step in float64, so that a resumed run logs identical values."""
 
     loss_sum: float = 0.0
     weight: float = 0.0
@@ -83,7 +83,7 @@ class TrainingLog:
         tracker.start_clock()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the sums since the last log lines, for a checkpoint; wait for the newest step."""
+        """Wait for the newest step; return the sums since the last log lines, for a checkpoint."""
         self._read_newest()
         self._pool_work()
         return {
@@ -98,7 +98,7 @@ class TrainingLog:
         }
 
     def add(self, step: int, metrics: StepMetrics, batches: Sequence[BatchArray], epoch: int) -> None:
-        """Add a dispatched step; wait for the previous step, and log the lines that are complete with it.
+        """Add a dispatched step; wait for the previous step, and log the lines that this one completes.
 
         `epoch` is the epoch of the next batch. If a step has batches of two epochs, it belongs to the first
         of them and ends it.
@@ -128,7 +128,7 @@ class TrainingLog:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Read the newest step's metrics, and stop the clock during the body: an evaluation or checkpoint."""
+        """Read the newest step's metrics, and stop the clock during the body, such as an evaluation."""
         self._read_newest()
         self._count_seconds()
         yield
@@ -145,7 +145,7 @@ class TrainingLog:
             self._log_updates(step, self._metrics)
 
     def _read_newest(self) -> None:
-        """Wait for the newest step, add it to the sums, and log the lines that are complete with it."""
+        """Wait for the newest step, add it to the sums, and log the lines that it completes."""
         if self._unread is None:
             return
         (step, metrics, epoch, ended), self._unread = self._unread, None

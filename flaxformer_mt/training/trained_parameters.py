@@ -24,7 +24,7 @@ def is_frozen(path: str, patterns: Sequence[str]) -> bool:
 
 
 def is_trained(path: str, optim: OptimConfig) -> bool:
-    """Return whether a parameter is trained; with optim.lora, only factors and `also_train` are."""
+    """Return whether a parameter is trained; with optim.lora, it must be a factor or match `also_train`."""
     if optim.lora.rank:
         is_factor = path.startswith(f"{FACTORS}/") and path.endswith(("/down", "/up"))
         return is_factor or is_frozen(path, optim.lora.also_train)
@@ -32,7 +32,7 @@ def is_trained(path: str, optim: OptimConfig) -> bool:
 
 
 def select_trained(tree: Any, optim: OptimConfig) -> Any:
-    """Return the trained part of a tree that has the paths of the parameters, as nested dicts."""
+    """Return, as nested dicts, the trained part of a tree that has the same paths as the parameters."""
     if not (optim.freeze or optim.lora.rank):
         return tree
     return nest_leaves({path: leaf for path, leaf in flatten_tree(tree).items() if is_trained(path, optim)})

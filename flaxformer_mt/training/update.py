@@ -75,7 +75,7 @@ class LossTerm(NamedTuple):
 
 
 def sum_alignment_loss(config: ModelConfig, module: Any, hidden: Array, batch: Batch) -> AlignmentSums:
-    """Sum the loss of guided alignment: the cross-entropy of a cross-attention head with word alignments."""
+    """Sum the loss of guided alignment: the cross-entropy of an attention head against word alignments."""
     assert batch.alignment is not None
     stored, product = module.variables[GUIDED], module.kernels.product
     scores = head_scores(config, stored, batch, module.cross_rule(batch), product)
@@ -202,7 +202,7 @@ def make_gradient_step(
 def make_update(
     config: UpdateConfig, *, platform: str = "cpu"
 ) -> Callable[[TrainState, Hyperparameters, Sums], tuple[TrainState, StepMetrics]]:
-    """Build the function that updates a state: division by the weight, clipping, optimizer, moving average.
+    """Build the function that updates a state: divide by the weight, clip, optimize, update moving average.
 
     If the loss or the gradient norm is NaN or infinite, only the counters of the state change.
     """

@@ -74,7 +74,7 @@ def align_words(
 
 
 def check_annotations(annotations: Annotations, models: Sequence[ModelConfig]) -> None:
-    """Raise UserError if a model lacks the layer or head, or if markup needs other alignments."""
+    """Raise UserError if a model lacks the chosen layer or head, or if markup is combined with "pieces"."""
     if annotations.markup and annotations.alignments == "pieces":
         raise UserError("markup needs alignments of words, not of pieces; leave out pieces")
     for model in models:
@@ -90,7 +90,7 @@ def check_annotations(annotations: Annotations, models: Sequence[ModelConfig]) -
 
 
 def choose_watched(annotations: Annotations, models: Sequence[ModelConfig]) -> tuple[Watched, ...]:
-    """Return the layer and head of the attention weights that alignments are computed from."""
+    """Return the layer and head whose attention weights are read to compute alignments."""
     if not annotations.watched_any:
         return ()
     layer, guided = annotations.layer, {(model.alignment, model.num_decoder_layers) for model in models}

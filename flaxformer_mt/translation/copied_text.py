@@ -13,7 +13,7 @@ _INVALID = "\ufffd"
 
 
 class CopiedText(Step):
-    """Copies text that is only an emoji, `...`, `12:30` or a URL, unless the translation has constraints."""
+    """Copies a URL, or text without letters (`...` or `12:30`), unless the translation has constraints."""
 
     counted = "texts without letters that were copied"
 

@@ -12,7 +12,7 @@ from flaxformer_mt.scoring.outside_scorers import OutsideScorer, ScorerProgram, 
 
 
 def define_scorer(definition: str | ScoreTexts, *, name: str | None = None, timeout: float = 600.0) -> str:
-    """Define a scorer under a name for `train.best_metric`, `search.rerank` and others; return the name.
+    """Define a scorer for use in `train.best_metric`, `search.rerank` and other options; return its name.
 
     Args:
       definition: a function of sources, hypotheses and references (or None) that returns one number for each

@@ -39,7 +39,7 @@ class Backend(Protocol):
     def check_request(self, request: Request) -> None: ...
 
     def check_sentence(self, sentence: Sentence, name: str) -> None:
-        """Raise UserError for constraints that cannot be met; `name` names the line in the message."""
+        """Raise UserError for constraints that cannot be met; the message calls the line `name`."""
 
     def submit(self, segments: Sequence[Segment], *, n_best: int) -> None: ...
 
@@ -87,7 +87,7 @@ class Engine:
         self.enter(self.read(requests))
 
     def read(self, requests: Sequence[Request]) -> list[Segment]:
-        """Apply the steps to requests, in any thread; return lines with their parts, for `enter`."""
+        """Apply the steps to requests; return lines with their parts, for `enter`. Can run in any thread."""
         for request in requests:
             check_lines([request.text], first_line=request.seed)
             self.backend.check_request(request)
@@ -225,7 +225,7 @@ class Engine:
         return len(self._lines)
 
     def take_warnings(self) -> list[str]:
-        """Return warnings about the requests since the last call; messages name requests by their seeds."""
+        """Return the warnings about requests since the last call; they identify a request by its seed."""
         longest = f"longer than data.max_source_length {self.config.data.max_source_length} tokens, so"
         messages = {
             "split": f"{{}}: {longest} translated in parts, which are joined again",

@@ -20,7 +20,7 @@ _UNSPACED = r"[!-~]+|\S\p{M}*"
 
 
 class Term(NamedTuple):
-    """A term from character `start` to `end` of a source, and its translation."""
+    """A glossary term in a source, from character `start` to `end`, and its translation."""
 
     start: int
     end: int
@@ -36,7 +36,7 @@ class Glossary:
 
     @classmethod
     def read(cls, lines: Iterable[str], name: str) -> "Glossary":
-        """Read lines of a source term, a tab and a target term; lines that begin with # are comments.
+        """Read lines SOURCE TERM<TAB>TARGET TERM; lines that begin with # are comments.
 
         Further columns are ignored.
 
@@ -79,7 +79,7 @@ class Glossary:
 
     @classmethod
     def make(cls, given: "Glossary | Mapping[str, str] | str | Path") -> "Glossary":
-        """Read a file or a mapping of source to target terms; a `Glossary` is returned unchanged."""
+        """Make a glossary from a file or a mapping of source to target terms; keep a `Glossary` as it is."""
         if isinstance(given, Mapping):
             return cls.read((f"{source}\t{target}" for source, target in given.items()), "the glossary")
         return given if isinstance(given, Glossary) else cls.load(given)
@@ -111,7 +111,7 @@ class Glossary:
         return sorted(terms)
 
     def share_targets(self, line: str, parts: Sequence[str]) -> tuple[list[list[str]], list[str]]:
-        """Return the distinct translations required of each part of a line, and those required of no part.
+        """Return the term translations required in each part of a line, and those required in no part.
 
         A term is required of no part if it is split over two parts, because the line was too long.
         """

@@ -97,7 +97,7 @@ class MarkedLine:
     spoken: str
 
     def find_sentences(self, language: str) -> tuple[int, ...] | None:
-        """Return the start of each sentence of the text; None if the text itself determines the sentences."""
+        """Return the start of each sentence; None if the markup does not affect where sentences begin."""
         if self.spoken == self.text:
             return None
         sentences = split_sentences(self.spoken, language=language)
@@ -115,7 +115,7 @@ class _Word:
 
 
 def unescape(text: str) -> str:
-    """Return a text with its entities replaced by characters; "&copy" and "&section" are not entities."""
+    """Replace the entities in a text by characters; "&copy" and "&section", without ";", are no entities."""
     return _ENTITY.sub(lambda match: _read_entity(match[0]), text)
 
 
@@ -152,7 +152,7 @@ def _find_spellings(texts: Sequence[str]) -> dict[str, str]:
 
 
 def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
-    """Remove the markup of a line; its text counts as escaped in a document, or if it has an entity."""
+    """Remove the markup of a line; its text counts as escaped if it has entities or is `in_document`."""
     escaped = in_document or unescape(line) != line
     root = _Item("", 0, "")
     open_items, text, last, every = [root], "", 0, list[_Item]()
@@ -543,7 +543,7 @@ def _best_run(linked: set[int], words: range, sources: int, targets: int) -> tup
 
 
 class InlineMarkup(Step):
-    """Removes the markup of lines and puts it into their translations, for which words are aligned."""
+    """Removes the markup of lines, and puts it into their translations by means of word alignments."""
 
     def before(self, segments: list[Segment]) -> list[Segment]:
         for line in segments:

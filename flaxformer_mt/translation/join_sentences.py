@@ -120,7 +120,7 @@ def _word_indices(text: str, starts: Sequence[int]) -> list[int]:
 
 
 def join_translations(translations: Sequence[str], spaces: Sequence[str]) -> tuple[str, list[int]]:
-    """Join the translations of a text's parts; return also the start of each translation.
+    """Join the translations of a text's parts; return the result, and where each translation starts in it.
 
     `spaces` is the white space before each part of the text. This white space is kept between translations,
     line breaks included; but if it is a single space or empty, it becomes one space, or none next to Chinese
@@ -142,5 +142,5 @@ def join_translations(translations: Sequence[str], spaces: Sequence[str]) -> tup
 
 
 def is_unspaced(character: str) -> bool:
-    """Return whether a character is Chinese or Japanese, punctuation included, which has no spaces."""
+    """Return whether a character is Chinese or Japanese text or punctuation, written without spaces."""
     return _UNSPACED.match(character) is not None

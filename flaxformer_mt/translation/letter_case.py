@@ -20,7 +20,7 @@ _KNOWN = 0.005
 
 
 def choose_cases(capitals: Capitals, shares: Mapping[str, float] | None) -> frozenset[str]:
-    """Return the letter cases (of `CASES`) to change, which are rare among the training lines.
+    """Return the letter cases (of `CASES`) to change; auto: those that are rare among the training lines.
 
     `shares`: the share of each letter case in the training lines. None: unknown; `auto` then changes none.
     """

@@ -52,7 +52,7 @@ def _count_overlaps(bags: Sequence[Iterable[str]]) -> tuple[np.ndarray, np.ndarr
 
 
 def score_chrf(texts: Sequence[str]) -> Float[np.ndarray, "N N"]:
-    """Return the chrF (6-grams, beta 2), from 0 to 100, of each text against each text as its reference."""
+    """Return the chrF (6-grams, beta 2; 0 to 100) of each text i with each text j as its reference."""
     joined = ["".join(text.split()) for text in texts]
     shape = (len(texts), len(texts))
     precision, recall, orders = np.zeros(shape), np.zeros(shape), np.zeros(shape)

@@ -73,7 +73,7 @@ class PivotLine:
         ]
 
     def join(self, first: Translation, second: Iterable[Translation]) -> Translation:
-        """Return the translation of the line; `second` translates each hypothesis of the first model."""
+        """Return the line's translation; `second` has the translation of each hypothesis in `first`."""
         pairs = [(one, two) for one, best in zip(first.n_best, second, strict=True) for two in best.n_best]
         best: dict[str, Translation] = {}
         for joined in sorted((_join(one, two) for one, two in pairs), key=lambda one: -one.score):

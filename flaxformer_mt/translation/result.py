@@ -13,7 +13,7 @@ Alignment = tuple[tuple[int, int], ...]
 
 
 class Annotations(NamedTuple):
-    """Selects additional outputs of translations, which take one more forward pass."""
+    """Selects additional outputs of translations; to compute them takes one more forward pass."""
 
     # Whether to return the log-probability of each token.
     token_log_probs: bool = False
@@ -110,7 +110,7 @@ def check_phrases(translation: Translation, phrases: Sequence[str]) -> Translati
 
 
 def drop_repeated(translation: Translation) -> Translation:
-    """Drop alternatives whose text a better hypothesis already has, in different subwords."""
+    """Drop each alternative that has the text of a better hypothesis in different subwords."""
     first = {one.text: one for one in reversed(translation.n_best)}
     others = tuple(one for one in translation.alternatives if one is first[one.text])
     return dataclasses.replace(translation, alternatives=others)

@@ -27,7 +27,7 @@ _LOCK = threading.Lock()
 
 
 def make_run_scorer(text: str, name: str | None) -> OutsideScorer:
-    """Return the scorer of run:RUN or run:RUN,run:RUN; the models are loaded at the first call."""
+    """Return the scorer that run:RUN or run:RUN,run:RUN defines; its models are loaded at the first call."""
     runs = [RunScorer(one) for one in text.removeprefix("run:").split(",run:")]
     name = name or "+".join(re.sub(r"[^\w+-]", "_", one.folder.name) for one in runs)
     shown = ",".join(f"run:{one.name}" for one in runs)
@@ -67,7 +67,7 @@ class RunScorer:
     def score(
         self, sources: Sequence[str], hypotheses: Sequence[str], task: Direction, direction: Direction
     ) -> np.ndarray:
-        """Return the log-probability per token, eos included, of the side that `direction` translates to."""
+        """Return log-probabilities per token, with eos, of the texts on the target side of `direction`."""
         forward = direction.target == task.target
         source, target = (sources, hypotheses) if forward else (hypotheses, sources)
         languages = {"source_language": direction.source or None, "target_language": direction.target}

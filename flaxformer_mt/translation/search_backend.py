@@ -177,7 +177,7 @@ class SearchBackend:
         self._scheduler.compile()
 
     def warm_up(self) -> Iterator[object]:
-        """Compile the programs that most lines need; yields regularly, so that lines can be translated."""
+        """Compile the programs that most lines need; yield often, so that the caller can translate lines."""
         for n_best in dict.fromkeys((1, self.most_hypotheses)):
             yield from self._engine.warm_up(self._params, n_best=n_best)
         watched = choose_watched(Annotations(attention=True), self._scorer.models)
@@ -223,7 +223,7 @@ def read_results(results: Sequence[SearchResult], vocab: Vocab) -> list[Translat
 
 
 class SharedSearchBackend(SearchBackend):
-    """The backend of one of several processes that have the same segments and each translate a share."""
+    """A backend for several processes: all get the same segments, and each translates a share of them."""
 
     has_full_call = False
 

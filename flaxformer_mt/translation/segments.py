@@ -33,13 +33,13 @@ class Step(Protocol):
         """
 
     def after(self, segment: "Segment", translation: Translation) -> Translation:
-        """Undo this step in the translation of a segment, by what `before` stored in the segment's memory."""
+        """Undo this step in a segment's translation, using what `before` stored in the segment's memory."""
         return translation
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Segment:
-    """A line on its way through the steps, or a part of it: a sentence, or a section that fits the model."""
+    """A line to which steps are applied, or a part of it: a sentence, or a section that fits the model."""
 
     request: Request
     # The whole line; the segment's `text`, with white space at its ends; where the text starts in the line.
@@ -81,16 +81,16 @@ class Segment:
 
     @property
     def num_pieces(self) -> int:
-        """The number of subwords of the text and of the tags that are in the line itself."""
+        """The number of subwords of the text and of the line's own tags, without added tags."""
         return len(self.ids) - 1 - self.added_pieces
 
     @property
     def tag_words(self) -> int:
-        """The number of words of the line's own tags; a tag without a space after it counts with the next."""
+        """Number of words in the line's own tags; a tag with no space after it is part of the next word."""
         return len(split_words(self.tag)) - (self.tag != "" and self.tag[-1] not in " \t\r\n")
 
     def read(self, text: str) -> str:
-        """Return the input of the model for `text`: tags, then `text` as spelled for the model."""
+        """Return the model's input for `text`: tags, then `text` in the form that the model reads."""
         return self.added + self.tag + self.spell(text)
 
     def divide(self, texts: Sequence[str], *, continues: bool = False) -> "list[Segment]":

@@ -27,7 +27,7 @@ def make_steps(
     limited: bool = False,
     lines_have_tags: bool = False,
 ) -> list[Step]:
-    """Return the steps in order, with these options; a language model needs only constraints.
+    """Return the steps in order; for a language model, `Constraints` is the only one.
 
     `apart`: whether lines are divided into sentences.
     """

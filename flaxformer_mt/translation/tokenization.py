@@ -37,7 +37,7 @@ Fits = Callable[[str], bool]
 
 
 class Tokenization(Step):
-    """Sets the ids of segments, and drops segments without words."""
+    """Tokenizes segments, splits or cuts those that are too long, and drops those without words."""
 
     def __init__(self, vocab: Vocab, *, longest: int, long_lines: LongLines) -> None:
         """`longest`: maximum number of tokens of a part, with eos."""
@@ -79,7 +79,7 @@ class Tokenization(Step):
 
 
 def split_text(text: str, fits: Fits, *, language: str = "") -> list[str]:
-    """Split a text into parts that fit; the concatenation of the parts is the text.
+    """Split a text into parts for which `fits` is true; the concatenation of the parts is the text.
 
     A text that fits is one part. A longer text is split after every sentence, because models are trained on
     sentences. A sentence that is still too long is halved until its parts fit: after the clause that ends

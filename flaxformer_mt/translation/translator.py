@@ -58,7 +58,7 @@ _TABLES = (
 
 
 def quantize_params(params: Any) -> Any:
-    """Quantize all projections and the output layer; the parameters have one subtree per layer."""
+    """Quantize all projections and the output layer; `params` must have one subtree per layer."""
     leaves = flatten_tree(params)
     quantized = dict(leaves)
     for path, leaf in leaves.items():
@@ -107,7 +107,7 @@ _MOST_KEPT = 8
 
 @dataclass(frozen=True)
 class TranslationOptions:
-    """Options for the translations of all lines of a call."""
+    """Options of a call of `Translator.translate`, which apply to all its lines."""
 
     # Maximum number of hypotheses of each line, the translation itself included.
     n_best: int = 1
@@ -376,7 +376,7 @@ class Translator:
           required: for each line, phrases that its translation must contain (beam search only). Such a line
             is translated as a whole, even if it has several sentences.
           documents: whether a model with data.context reads each line with the preceding lines of its
-            document, which a blank line ends. Or the document id of each line: a new id then also ends it.
+            document; a blank line ends a document. Or the document id of each line; a new id ends one, too.
           changes: fields of `TranslationOptions` that override `options`, such as n_best=4, and search
             options of this call, such as beam_size=8; see `with_search`.
 
@@ -476,7 +476,7 @@ class Translator:
 
 
 def load_translator(run_dir: str | Path, options: LoadOptions, warn: Warn = warn_user) -> Translator:
-    """Load a run, which may be a language model: the engine then scores its texts and continues prefixes."""
+    """Load a run, possibly a language model, whose engine continues prefixes and scores the results."""
     if options.use_all_devices:
         use_cpu_cores_as_devices()
     run_dir = open_copy(run_dir)

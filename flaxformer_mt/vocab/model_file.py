@@ -30,7 +30,7 @@ class Piece(NamedTuple):
 
 
 def parse_model(model: bytes, *, origin: str = "the file") -> ModelProto:
-    """Parse a SentencePiece model; raise UserError, which names the file `origin`, if it is damaged."""
+    """Parse a SentencePiece model; if it is damaged, raise UserError, which calls the file `origin`."""
     try:
         proto = ModelProto.FromString(model)
         # Where a text is not UTF-8, protobuf returns its bytes, or raises an error.
@@ -58,7 +58,7 @@ def read_pieces(model: bytes, *, origin: str = "the file") -> list[Piece]:
 
 
 def set_normalization(model: bytes, name: str, normalizer: bytes) -> bytes:
-    """Return a model with other normalization rules: a serialized NormalizerSpec and its `name`."""
+    """Return a model that normalizes by `normalizer`, a serialized NormalizerSpec with the name `name`."""
     proto = ModelProto.FromString(model)
     rules = NormalizerSpec.FromString(normalizer).precompiled_charsmap
     proto.normalizer_spec.MergeFrom(NormalizerSpec(name=name, precompiled_charsmap=rules))

@@ -27,7 +27,7 @@ _FIRST = 0x10000
 
 
 def find_missing_characters(model: TokenizerJson, words: Mapping[str, int]) -> list[NewPiece]:
-    """Return the characters of words that the vocabulary lacks, except for very rare ones."""
+    """Return the characters in `words` that are missing from the vocabulary, except for very rare ones."""
     known, counts = set(model.names.values()) | {SPACE}, Counter[str]()
     for word, count in words.items():
         counts.update(dict.fromkeys(word, count))

@@ -39,7 +39,7 @@ class Segmenter(Protocol):
 
 
 def make_segmenter(kind: Kind, files: Mapping[str, bytes], *, name: str) -> Segmenter:
-    """Make a segmenter from `files`, the bytes of its files by name; in errors, `name` is their folder."""
+    """Make a segmenter from `files` (bytes by file name); error messages call their folder `name`."""
     if kind == "json":
         return JsonSegmenter(_take(files, TOKENIZER_JSON, name), name=f"{name}/{TOKENIZER_JSON}")
     if kind == "bytes":
@@ -65,7 +65,7 @@ def make_segmenter(kind: Kind, files: Mapping[str, bytes], *, name: str) -> Segm
 
 
 class JsonSegmenter:
-    """A tokenizer of the library `tokenizers`; special symbols that occur in a text are plain text."""
+    """A tokenizer of the library `tokenizers`; special symbols that occur in a text are treated as text."""
 
     def __init__(self, content: bytes, *, name: str) -> None:
         with importing("huggingface", what=name):
@@ -108,7 +108,7 @@ def _naming_damage(name: str) -> Iterator[None]:
 
 
 class SentencePieceSegmenter:
-    """A SentencePiece model with different ids for its subwords; ids without a subword have no text."""
+    """A SentencePiece model whose subwords are renumbered to `ids`; ids without a subword have no text."""
 
     def __init__(self, processor: Any, ids: list[int], pieces: list[str]) -> None:
         self._processor, self._ids, self.pieces = processor, ids, pieces

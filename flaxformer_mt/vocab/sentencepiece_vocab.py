@@ -46,14 +46,14 @@ _ONLY_FATAL = 3
 
 
 class TextPairs(Protocol):
-    """Sized, iterable pairs, each with `.source` and `.target`; words in `tags`, if any, become subwords."""
+    """A collection of pairs with `.source` and `.target`; words in its `tags`, if any, become subwords."""
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Any]: ...
 
     def select(self, numbers: np.ndarray) -> "TextPairs":
-        """Return the pairs with these numbers, which are ascending."""
+        """Return the pairs with these numbers, which must be ascending."""
         ...
 
 
@@ -96,7 +96,7 @@ class Vocab:
 
     @classmethod
     def load(cls, path: str | Path, *, name: str = "SentencePiece model") -> "Vocab":
-        """Load a `.model` file; `name` describes it in errors, as by the config field with its path."""
+        """Load a `.model` file; errors call it `name`, such as the config field that gives the path."""
         try:
             model = read_file(path, most=_MODEL_BYTES)
         except (OSError, ValueError) as error:
@@ -238,7 +238,7 @@ def _normalization_of(config: VocabConfig, side: str) -> str:
 
 
 def normalize_like(config: VocabConfig, model: bytes, side: str) -> bytes:
-    """Return the model with the normalization of a side, so that other programs apply it as well."""
+    """Return the model with the normalization rules of a side, so that other programs apply these rules."""
     name = _normalization_of(config, side)
     return set_normalization(model, name, _make_normalizer(name).serialized_normalizer_spec())
 

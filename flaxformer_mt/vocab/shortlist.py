@@ -36,7 +36,7 @@ class Shortlist:
 
     @classmethod
     def read(cls, path: str | Path, vocabs: Vocabs) -> "Shortlist":
-        """Read lines `n-gram of source subwords<TAB>target subwords`; no n-gram: common target subwords."""
+        """Read lines `n-gram of source subwords<TAB>target subwords`; common ids have an empty n-gram."""
         try:
             text = read_file(path, most=_MAX_BYTES).decode("utf-8")
         except (OSError, ValueError) as error:

@@ -65,7 +65,7 @@ class TokenizerJson:
         ]
 
     def count_words(self, texts: Iterable[str]) -> Counter[str]:
-        """Count the words of texts, as the pre-tokenizer splits and spells them."""
+        """Count the words of texts, as split and transformed by the pre-tokenizer."""
         normalizer, divider = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
         words: Counter[str] = Counter()
         for text in texts:
@@ -92,7 +92,7 @@ class TokenizerJson:
         return used
 
     def rebuild(self, kept: Sequence[int], new: Sequence[NewPiece]) -> bytes:
-        """Return the tokenizer.json with the subwords `kept`, given by id, and then the new subwords."""
+        """Return a tokenizer.json with the subwords whose ids are `kept`, followed by the subwords `new`."""
         stored = json.loads(self._content)
         numbers = {old: number for number, old in enumerate(kept)}
         names = [*(self.names[old] for old in kept), *(piece.name for piece in new)]
