@@ -100,7 +100,7 @@ class EncodingOptions:
 class DocumentOptions:
     # ---- input and output ----
 
-    # Give the model the preceding lines of the document as context of each line; needs a model with
+    # Give the model the preceding lines of the document as context for each line; needs a model trained with
     # data.context. Documents end at blank lines.
     documents: bool = False
     # File with the document id of each input line, one id per line; a document also ends where the id
@@ -110,7 +110,7 @@ class DocumentOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class JsonOptions:
-    # Print JSON on a terminal, too; files and pipes always get JSON.
+    # Print JSON even on a terminal; files and pipes always get JSON.
     json: bool = False
 
 
@@ -157,12 +157,12 @@ class WorkerOptions(ProcessOptions):
 class TrainOptions(ProcessOptions, ScorerOptions, ExperimentOptions):
     """Trains the model that a config describes, or resumes a run from its last checkpoint."""
 
-    # Number of steps to trace in RUN/profile, for TensorBoard or Perfetto. None: no trace.
+    # Number of steps whose trace is written to RUN/profile, for TensorBoard or Perfetto. None: no trace.
     profile: Annotated[int | None, at_least(1)] = None
     # Start from the parameters of a trained model, RUN or RUN@CHECKPOINT. Architecture and vocabulary come
     # from that run; without --config, so do all other settings. None: random parameters.
     init: str | None = None
-    # With --init: train a new vocabulary; subwords of the old one keep their embeddings.
+    # With --init: train a new vocabulary, in which known subwords keep their embeddings.
     new_vocab: bool = False
     # Resume even if the text of the data set has changed.
     allow_changed_data: bool = False
@@ -203,7 +203,7 @@ class AlignOptions(ExperimentOptions):
 
 @dataclass(frozen=True)
 class ShowOptions(ExperimentOptions, JsonOptions):
-    """Shows the resolved config, parameter counts, and the FLOPs, memory and batch shapes of a step."""
+    """Shows the resolved config, parameter counts, and a training step's FLOPs, memory and batch shapes."""
 
     # Devices to compile the training step for, such as v5e:2x2, v6e:16x16:2 (two slices) or h100:8. This
     # machine need not have such devices. None: no compilation.
@@ -281,7 +281,7 @@ class EvaluateOptions(
     # Significance test for --against: paired bootstrap resampling, or approximate randomization. None:
     # bootstrap.
     paired: Literal["bootstrap", "approximate"] | None = None
-    # Number of random trials of the test with --paired=approximate. None: 10000.
+    # With --paired=approximate: number of random trials. None: 10000.
     trials: int | None = None
     # Instead of evaluating, find the --rerank_weight with the best score by this metric, such as bleu or
     # chrf. Needs --rerank; use --split=valid. None: no tuning.
@@ -375,7 +375,7 @@ class TranslateOptions(
     window: Annotated[int | None, at_least(1)] = None
     # First compile and store the model's functions for small batches, so that later commands start faster.
     warm_up: bool = False
-    # Resume an interrupted `translate` command from its FILE.partial; all other flags must be the same.
+    # Resume an interrupted `translate` command from its FILE.partial; repeat its other flags.
     resume: bool = False
     # Discard the FILE.partial of an interrupted command and start over. Without --resume or --overwrite, an
     # existing FILE.partial is kept, and the command ends with an error.
@@ -432,7 +432,7 @@ class GenerateOptions(CheckpointOptions, _GenerateFlags):
 
 @dataclass(frozen=True)
 class AverageOptions(NonfiniteOptions):
-    """Averages the parameters of the last checkpoints and writes them to RUN/checkpoints/average."""
+    """Averages the parameters of the last checkpoints and writes the average to RUN/checkpoints/average."""
 
     # Run directory of a trained model, or its URL (gs://, s3://).
     run: Path
@@ -468,9 +468,10 @@ class CorpusOptions(PairRules, FileTranslationOptions):
 
     # UTF-8 text file, one sentence per line.
     input: str
-    # Folder DIR in which the pairs are written, as train.tsv; data.dataset=parallel_text@DIR reads this file.
+    # Folder DIR for the pairs, which are written to DIR/train.tsv; data.dataset=parallel_text@DIR reads them.
     output: Path
-    # Weight of each pair in the training loss, written as third column of train.tsv. None: no third column.
+    # Weight of each pair in the training loss, written as the third column of train.tsv. None: no third
+    # column.
     weight: Annotated[float | None, between(SMALLEST_WEIGHT, LARGEST_WEIGHT)] = None
     # Old name of --pair_length_ratio.
     max_length_ratio: Annotated[float | None, at_least(1)] = None
@@ -478,7 +479,7 @@ class CorpusOptions(PairRules, FileTranslationOptions):
 
     # Number of lines that are batched and translated at a time. None: 2048.
     window: Annotated[int | None, at_least(1)] = None
-    # Resume an interrupted command without repeating finished work; all other flags must be the same.
+    # Resume an interrupted command without repeating finished work; repeat its other flags.
     resume: bool = False
     # Discard the translations in DIR and start over. Without --resume or --overwrite, existing translations
     # are kept, and the command ends with an error.
@@ -588,13 +589,13 @@ class ImportOptions:
     # such file for both languages. None: the vocabularies in the model's folder.
     vocab: Path | None = None
     # Maximum accepted absolute difference between the logits of the original and the imported model. If the
-    # largest logit exceeds 1, the tolerance is multiplied by it.
+    # largest absolute logit exceeds 1, the tolerance is multiplied by that value.
     tolerance: float = 1e-4
 
 
 @dataclass(frozen=True)
 class ServeOptions(ScorerOptions, CheckpointOptions, SearchModelOptions, ShortlistOptions, LetterCaseOptions):
-    """Serves models over HTTP, with LibreTranslate's API and a page to try them."""
+    """Serves models over HTTP, with LibreTranslate's API and a web page to try the models."""
 
     # Run directory of a trained model, or with --backend=ctranslate2 the folder of an exported model. Repeat
     # the flag to serve several language pairs: --run=A --run=B.
@@ -624,7 +625,8 @@ class ServeOptions(ScorerOptions, CheckpointOptions, SearchModelOptions, Shortli
     timeout: Annotated[float, at_least(0.001)] = 60.0
     # ---- model ----
 
-    # System that translates: JAX, or CTranslate2 for folders that `export --format=ctranslate2` wrote.
+    # System that runs the models: jax (this package), or ctranslate2 for folders that `export
+    # --format=ctranslate2` wrote.
     backend: Literal["jax", "ctranslate2"] = "jax"
     # Beam size; a request gets at most this many hypotheses. None: as in the run's config.
     beam_size: int | None = None

@@ -34,8 +34,8 @@ class EnsembleOptions:
 class LongLinesOptions:
     # ---- lines and interruptions ----
 
-    # Sentences of more than data.max_source_length tokens. split: translate them in parts and join the
-    # results. cut: translate only the beginning.
+    # How to translate sentences of more than data.max_source_length tokens. split: translate them in parts
+    # and join the results. cut: translate only the beginning.
     long_lines: Literal["split", "cut"] = "split"
 
 
@@ -43,9 +43,10 @@ class LongLinesOptions:
 class LetterCaseOptions:
     # ---- letter case ----
 
-    # Sentences in capitals, in title case or of a single word. always: translate them in sentence case, then
-    # restore capitals or title case in the translation. never: translate them unchanged. auto: like always,
-    # but only for those of these three kinds that are known to make up less than 0.5% of the training lines.
+    # How to translate sentences in capitals, in title case or of a single word. always: translate them in
+    # sentence case, then restore capitals or title case in the translation. never: translate them unchanged.
+    # auto: like always, but only for those of these three kinds that are known to make up less than 0.5% of
+    # the training lines.
     capitals: Literal["auto", "always", "never"] = "auto"
 
 

@@ -227,7 +227,8 @@ class DataConfig:
     batching: Literal["bucket", "pack", "shuffle"] = "bucket"
     # Maximum batch size in tokens over all devices: rows * max(source length, target length), with padding.
     batch_tokens: Annotated[int, at_least(1), USUAL] = 4096
-    # Without packing, maximum number of pairs in a batch, a multiple of row_multiple. 0: no such limit.
+    # Without packing, maximum number of pairs in a batch; it must be a multiple of row_multiple. 0: no such
+    # limit.
     batch_pairs: Annotated[int, at_least(0)] = 0
     # Without packing, maximum number of batch shapes. More shapes mean less padding and more compilations.
     num_shapes: Annotated[int, at_least(1)] = 8
@@ -302,7 +303,7 @@ class GuidedAlignmentConfig:
     # Decoder layer whose first head is trained. 0: first layer; -1: last.
     layer: Annotated[int, between(-10_000, 10_000)] = -1
     # Decoder step whose attention aligns a target token. predict: the step that predicts the token. read: the
-    # following step, whose input is the token. read is more accurate, and works best in layer 0 or 1.
+    # following step, whose input is the token; this is more accurate, and works best in layer 0 or 1.
     step: Literal["predict", "read"] = "predict"
 
 
@@ -319,7 +320,7 @@ class ModelConfig:
     num_decoder_layers: Annotated[int, between(1, 1000), USUAL] = 6
     # How decoder layers read earlier target tokens: by self-attention (attention), or by a recurrent unit
     # (ssru, the Simpler Simple Recurrent Unit of Kim et al. 2019), whose cost per step does not depend on the
-    # length. architecture=decoder_only needs attention.
+    # length. architecture=decoder_only needs the value attention.
     decoder_self_attention: Literal["attention", "ssru"] = "attention"
     # Width of embeddings and hidden states (d_model in Vaswani et al. 2017).
     model_dim: Annotated[int, between(1, 1 << 16), USUAL] = 512
@@ -364,8 +365,8 @@ class ModelConfig:
     relative_distance: Annotated[int, between(2, 1_000_000)] = 128
     # Index of the first position, usually 0.
     first_position: Annotated[int, between(0, 1 << 20)] = 0
-    # Maximum input length in tokens; positions=rotary, relative and one_vector are not limited. With
-    # positions=learned and one_vector, also the size of the table. None: 512 for learned and one_vector, else
+    # Maximum input length in tokens; positions=rotary, relative and one_vector have no limit. With
+    # positions=learned or one_vector, also the size of the table. None: 512 for learned and one_vector, else
     # 5000.
     max_positions: Annotated[int | None, between(1, 1 << 20)] = None
     # Whether to multiply embeddings by sqrt(model_dim), as in Vaswani et al. 2017.
@@ -410,10 +411,10 @@ class ModelConfig:
     initializer: Literal[
         "xavier_uniform", "xavier_normal", "lecun_normal", "normal", "torch", "kokoyi", "aiayn"
     ] = "xavier_uniform"
-    # Implementation of attention over whole sequences: plain (matrix products and softmax), cudnn
-    # (flash attention, on GPUs in bfloat16) or pallas (rows of up to about 256 tokens, on GPUs and TPUs in
-    # bfloat16; plain elsewhere). auto: cudnn or pallas where they apply, else plain. Only plain, and
-    # pallas on GPUs, have attention dropout and relative positions. Plots of attention weights use plain.
+    # Implementation of attention over whole sequences: plain (matrix products and softmax), cudnn (flash
+    # attention, on GPUs in bfloat16) or pallas (rows of up to about 256 tokens, on GPUs and TPUs in bfloat16;
+    # plain elsewhere). auto: cudnn or pallas where they apply, else plain. Only plain, and pallas on GPUs,
+    # support attention dropout and relative positions. Plots of attention weights use plain.
     attention: Annotated[Literal["auto", "plain", "cudnn", "pallas"], MayChange(_ROUNDING)] = "auto"
     # Data type of activations and of the operands of matrix products. The sums in these products, attention
     # scores, softmax, norms, loss, parameters and the gradients of parameters are always float32.
@@ -613,7 +614,7 @@ class LengthConfig:
     max_length_ratio: Annotated[float, between(0, 1000)] = 1.5
     # The maximum translation length in tokens is max_length_ratio * source length + this number.
     max_length_offset: Annotated[int, between(0, 1_000_000)] = 20
-    # Length within which unfinished hypotheses are assumed to end, for stopping=exact; longer translations
+    # With stopping=exact, length within which unfinished hypotheses are assumed to end; longer translations
     # are still possible. learned: the 99.9th percentile of training target lengths, if the run has recorded
     # it; limit: the maximum length.
     length_bound: Literal["learned", "limit"] = "learned"
@@ -652,7 +653,8 @@ class SearchConfig(MbrConfig, LengthConfig):
     diversity_strength: Annotated[float, at_least(0)] = 0.5
     # ---- sampling ----
 
-    # Sampling: temperature that divides the logits. Above 1 flattens the distribution, below 1 sharpens it.
+    # Sampling: temperature that divides the logits. Values above 1 flatten the distribution, values below 1
+    # sharpen it.
     temperature: Annotated[float, above(0)] = 1.0
     # Sampling: keep only the k most probable tokens. 0: all.
     top_k: Annotated[int, at_least(0)] = 0
@@ -675,8 +677,8 @@ class SearchConfig(MbrConfig, LengthConfig):
     # ---- memory ----
 
     # Maximum number of tokens that each device searches at a time, counting sources, all beams and padding.
-    # If a device runs out of memory, this number is halved automatically. Without a value, the number depends
-    # on the memory of the device; on CPUs, it is 8192.
+    # If a device runs out of memory, this number is halved automatically. If the config sets no number, it is
+    # chosen by the device's memory; on CPUs, it is 8192.
     batch_tokens: Annotated[int | None, at_least(1)] = None
 
 
