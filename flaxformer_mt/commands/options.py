@@ -470,7 +470,7 @@ class CorpusOptions(PairRules, FileTranslationOptions):
     input: str
     # Folder DIR for the pairs, which are written to DIR/train.tsv; data.dataset=parallel_text@DIR reads them.
     output: Path
-    # Weight of each pair in the training loss, written as the third column of train.tsv. None: no third
+    # Weight of the new pairs in the training loss, written as the third column of train.tsv. None: no third
     # column.
     weight: Annotated[float | None, between(SMALLEST_WEIGHT, LARGEST_WEIGHT)] = None
     # Old name of --pair_length_ratio.
@@ -543,7 +543,7 @@ class ExportOptions(CheckpointOptions):
     # the run's data) or int8_dynamic (activation scales are computed at run time). none: float32.
     quantization: str = "none"
     # Maximum accepted absolute difference between the logits or log-probabilities of both models. If the
-    # original model's largest absolute value exceeds 1, the tolerance is multiplied by that value.
+    # largest of their absolute values exceeds 1, the tolerance is multiplied by that value.
     tolerance: float = 1e-4
     # With --format=ctranslate2 or bergamot: the run's shortlist, which prepare --shortlist=FILE wrote. It is
     # exported as vmap.txt (ctranslate2) or lex.DEEN.s2t.bin (bergamot).

@@ -350,11 +350,11 @@ class ModelConfig:
     final_norm: bool | None = None
     # Whether to normalize the sum of embeddings and positions before the first layer of each stack.
     embedding_norm: bool = False
-    # Position encoding. sinusoidal and learned vectors are added to embeddings; sinusoidal_halves has all
-    # sines before all cosines, as in fairseq (M2M100, NLLB). rotary rotates queries and keys. one_vector adds
-    # the same vector at all positions: the sum of the rows of a learned table, each multiplied by its index
-    # (see configs/decoder_only.py). relative: each head learns a bias of attention scores for each distance,
-    # as in T5; encoder_decoder only.
+    # Position encoding. sinusoidal, learned: vectors added to embeddings. sinusoidal_halves: like sinusoidal,
+    # with all sines before all cosines, as in fairseq (M2M100, NLLB). rotary: queries and keys are rotated.
+    # one_vector: the same vector is added at all positions; it is the sum of the rows of a learned table,
+    # each multiplied by its index (see configs/decoder_only.py). relative: each head learns a bias of
+    # attention scores for each distance, as in T5; encoder_decoder only.
     positions: Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary", "one_vector", "relative"] = (
         "sinusoidal"
     )
@@ -371,7 +371,7 @@ class ModelConfig:
     max_positions: Annotated[int | None, between(1, 1 << 20)] = None
     # Whether to multiply embeddings by sqrt(model_dim), as in Vaswani et al. 2017.
     embedding_scale: bool = True
-    # Whether to divide attention scores by sqrt(key_dim), as in Vaswani et al. 2017, but not in T5.
+    # Whether to divide attention scores by sqrt(key_dim). True in Vaswani et al. 2017, False in T5.
     attention_scale: bool = True
     # Whether to divide the decoder output by sqrt(model_dim) before it becomes logits.
     logit_scale: bool = False
@@ -381,8 +381,9 @@ class ModelConfig:
     # embedding and output matrix); all (all three). The values embeddings and all need vocab.joint=True.
     tying: Literal["none", "embeddings", "target_output", "all"] = "all"
     # Where attention masks padding: in the source, in both source and target, or nowhere. none: padding is
-    # read like text; encoder_decoder models do not train the embedding of padding. both: only outputs at
-    # padding positions change, because causal attention already hides target padding from real tokens.
+    # read like text; encoder_decoder models do not train the embedding of padding. both: compared with
+    # source, only outputs at padding positions differ, because causal attention already hides target padding
+    # from real tokens.
     padding_mask: Literal["source", "both", "none"] = "source"
     # Whether the network reads the end symbol of sources. False: attention masks this symbol, for models of
     # OpenNMT-py and eole, whose sources have no end symbol.
@@ -440,7 +441,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """Low-rank adaptation (Hu et al. 2022) of a trained model: trains low-rank changes of frozen matrices."""
+    """Low-rank adaptation (Hu et al. 2022) of a trained model: trains low-rank changes to frozen matrices."""
 
     # Rank of the change that is trained for each adapted matrix, such as 8 or 32. All other parameters are
     # frozen. Needs a trained model to start from, as with --init. 0: off.
@@ -489,7 +490,7 @@ class OptimConfig:
     # the encoder and all embeddings. LoRA freezes all parameters, regardless of this field. Empty: all are
     # trained.
     freeze: tuple[str, ...] = ()
-    # Low-rank adaptation (LoRA) of a trained model: trains low-rank changes of frozen matrices.
+    # Low-rank adaptation (LoRA) of a trained model: trains low-rank changes to frozen matrices.
     lora: LoraConfig = field(default_factory=LoraConfig)
 
 
@@ -524,10 +525,10 @@ class TrainConfig:
     ] = 1000
     # Number of newest checkpoints kept on disk, in addition to the best one.
     keep_checkpoints: Annotated[int, at_least(1), MayChange()] = 5
-    # Validation metric that selects the best checkpoint and that early stopping observes: bleu, chrf, loss,
-    # chrf++, ter, or a name that --scorer defines. If several metrics are given, separated by commas, all are
-    # logged and the first one decides. If two checkpoints have the same score by a built-in metric (rounded
-    # to two decimals), the one with the lower loss is better.
+    # Validation metric for the best checkpoint and for early stopping: bleu, chrf, loss, chrf++, ter, or a
+    # name that --scorer defines. If several metrics are given, separated by commas, all are logged and the
+    # first one decides. If two checkpoints have the same score by a built-in metric (rounded to two
+    # decimals), the one with the lower loss is better.
     best_metric: str = "bleu"
     # Training stops after this number of successive validations without an improvement of best_metric. 0:
     # never stop early.
@@ -616,7 +617,7 @@ class LengthConfig:
     max_length_offset: Annotated[int, between(0, 1_000_000)] = 20
     # With stopping=exact, length within which unfinished hypotheses are assumed to end; longer translations
     # are still possible. learned: the 99.9th percentile of training target lengths, if the run has recorded
-    # it; limit: the maximum length.
+    # it; limit: the maximum translation length.
     length_bound: Literal["learned", "limit"] = "learned"
 
 
@@ -677,8 +678,8 @@ class SearchConfig(MbrConfig, LengthConfig):
     # ---- memory ----
 
     # Maximum number of tokens that each device searches at a time, counting sources, all beams and padding.
-    # If a device runs out of memory, this number is halved automatically. If the config sets no number, it is
-    # chosen by the device's memory; on CPUs, it is 8192.
+    # If a device runs out of memory, this number is halved automatically. If the config has no number, the
+    # number depends on the device's memory; on CPUs, it is 8192.
     batch_tokens: Annotated[int | None, at_least(1)] = None
 
 
