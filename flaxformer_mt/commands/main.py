@@ -69,7 +69,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Writes an HTML page about runs: curves, scores, differing sentences, configs and data."""
+    """Writes an HTML page about runs: curves, scores, translations that differ, configs and data."""
 
     # Run directories, separated by commas or each with its own --run; the first one is compared with the
     # others.
@@ -78,8 +78,8 @@ class ReportOptions:
     output: Path = Path("report.html")
     # Name of the translations to compare, which `evaluate` wrote to RUN/translations/NAME.hypothesis.
     name: str = "test"
-    # Numbers, from 1, of the sentences whose attention is shown, such as 1,17; the model of the first run
-    # translates these sentences. Empty: none.
+    # Sentences whose attention is shown, as numbers counted from 1, such as 1,17; the model of the first run
+    # translates them. Empty: none.
     attention: tuple[int, ...] = ()
 
 

@@ -80,9 +80,9 @@ class ScorerOptions:
     # ---- scorers ----
 
     # Defines a scorer as NAME=SCORER, as in --scorer="comet=python comet.py". SCORER is the command line of a
-    # program that reads JSON lines and writes numbers, a Python function MODULE:FUNCTION, run:RUN
-    # (log-probabilities) or run:RUN,run:RUN (dual cross-entropy). spbleu:MODEL and metrics such as chrf++ are
-    # given without NAME=. Empty: none.
+    # program that reads JSON lines and writes numbers; a Python function, MODULE:FUNCTION; run:RUN
+    # (log-probabilities); or run:RUN,run:RUN (dual cross-entropy). spbleu:MODEL and metrics such as chrf++
+    # need no NAME=. Empty: none.
     scorer: Annotated[tuple[str, ...], WITH_COMMAS] = ()
     # Seconds to wait for an answer from a scorer's program.
     scorer_timeout: Annotated[float, above(0)] = 600.0
@@ -100,7 +100,7 @@ class EncodingOptions:
 class DocumentOptions:
     # ---- input and output ----
 
-    # Give the model the preceding lines of the document as context of each line; needs a model with
+    # Give the model the preceding lines of the document as context for each line; needs a model trained with
     # data.context. Documents end at blank lines.
     documents: bool = False
     # File with the document id of each input line, one id per line; a document also ends where the id
@@ -110,14 +110,14 @@ class DocumentOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class JsonOptions:
-    # Print JSON on a terminal, too; files and pipes always get JSON.
+    # Print JSON even on a terminal; files and pipes always get JSON.
     json: bool = False
 
 
 @dataclass(frozen=True)
 class ExperimentOptions:
     # Run directory, or its URL (gs://, s3://), for config, checkpoints and results. Without --config, the
-    # config of an existing run is used; without --run, the run of --config=FOLDER/NAME.py is runs/NAME.
+    # config of an existing run is used. Without --run, --config=FOLDER/NAME.py uses runs/NAME.
     run: Path
     # All settings of the experiment; --config.SECTION.FIELD=VALUE changes one of them.
     config: Config = field(default_factory=Config)
@@ -129,13 +129,13 @@ class ProcessOptions:
 
     # ---- several processes ----
 
-    # HOST:PORT of process 0, reachable by all processes of a job. None: one process, or set by --distributed.
+    # HOST:PORT of process 0, reachable by all processes. None: one process, unless --distributed is set.
     coordinator: str | None = None
-    # Number of processes of a job. None: one process, or set by --distributed.
+    # Number of processes. None: one process, unless --distributed is set.
     processes: int | None = None
-    # Index of this process in the job, counted from 0. None: one process, or set by --distributed.
+    # Index of this process, counted from 0. None: one process, unless --distributed is set.
     process: int | None = None
-    # Take --coordinator, --processes and --process from Slurm, GKE, a TPU pod or Open MPI.
+    # Take the values of --coordinator, --processes and --process from Slurm, GKE, a TPU pod or Open MPI.
     distributed: bool = False
 
 
@@ -143,14 +143,13 @@ class ProcessOptions:
 class WorkerOptions(ProcessOptions):
     # ---- workers ----
 
-    # Number of workers, each of which translates blocks of --window lines with its own copy of the model, on
-    # its own accelerator if the machine has any. If a worker dies, its block is translated again. None: no
-    # workers; with --ray, one per accelerator of the cluster, or one per machine of a cluster without
-    # accelerators.
+    # Number of workers. Each translates blocks of --window lines with its own copy of the model, on its own
+    # accelerator if the machine has any. If a worker dies, its block is translated again. None: no workers;
+    # with --ray, one per accelerator of the cluster, or one per machine if there are no accelerators.
     workers: Annotated[int | None, at_least(1)] = None
-    # Ray cluster on whose machines the workers run, instead of this machine (needs the extra ray): HOST:PORT,
-    # ray://HOST:PORT, auto (the cluster that this machine belongs to) or local (a new cluster on this
-    # machine). None: no cluster.
+    # Ray cluster on whose machines the workers run, instead of this machine (needs flaxformer_mt[ray]):
+    # HOST:PORT, ray://HOST:PORT, auto (the cluster that this machine belongs to) or local (a new cluster on
+    # this machine). None: no cluster.
     ray: str | None = None
 
 
@@ -158,12 +157,12 @@ class WorkerOptions(ProcessOptions):
 class TrainOptions(ProcessOptions, ScorerOptions, ExperimentOptions):
     """Trains the model that a config describes, or resumes a run from its last checkpoint."""
 
-    # Number of steps to trace in RUN/profile, for TensorBoard or Perfetto. None: no trace.
+    # Number of steps whose trace is written to RUN/profile, for TensorBoard or Perfetto. None: no trace.
     profile: Annotated[int | None, at_least(1)] = None
-    # Start from the parameters of a trained model, RUN or RUN@CHECKPOINT; architecture and vocabulary come
-    # from that run, and without --config all other settings too. None: random parameters.
+    # Start from the parameters of a trained model, RUN or RUN@CHECKPOINT. Architecture and vocabulary come
+    # from that run; without --config, so do all other settings. None: random parameters.
     init: str | None = None
-    # With --init: train a vocabulary on the new data. Shared subwords keep their embeddings.
+    # With --init: train a new vocabulary, in which known subwords keep their embeddings.
     new_vocab: bool = False
     # Resume even if the text of the data set has changed.
     allow_changed_data: bool = False
@@ -178,17 +177,18 @@ class PrepareOptions(ScorerOptions, ExperimentOptions, JsonOptions):
     # Number of worker processes that check and tokenize a large training set. None: one for each core of this
     # machine; with --ray, one for each machine of the cluster.
     workers: Annotated[int | None, at_least(1)] = None
-    # Ray cluster on whose machines the workers run (needs the extra ray): HOST:PORT, ray://HOST:PORT, auto
-    # (the cluster that this machine belongs to) or local (a new cluster on this machine). None: no cluster.
+    # Ray cluster on whose machines the workers run (needs flaxformer_mt[ray]): HOST:PORT, ray://HOST:PORT,
+    # auto (the cluster that this machine belongs to) or local (a new cluster on this machine). None: no
+    # cluster.
     ray: str | None = None
     # ---- shortlist ----
 
-    # File to write a shortlist to: the most probable target subwords of each source subword, learned from the
-    # training set, for `translate --shortlist=FILE`. None: no shortlist.
+    # File for a shortlist, which `translate --shortlist=FILE` reads. It lists the most probable target
+    # subwords of each source subword, learned from the training set. None: no shortlist.
     shortlist: Path | None = None
     # With --shortlist: maximum number of target subwords for each source subword.
     shortlist_candidates: int = 50
-    # With --shortlist: number of most frequent target subwords that are allowed in every translation.
+    # With --shortlist: number of the most frequent target subwords, which every translation may contain.
     shortlist_common: int = 200
 
 
@@ -196,17 +196,17 @@ class PrepareOptions(ScorerOptions, ExperimentOptions, JsonOptions):
 class AlignOptions(ExperimentOptions):
     """Aligns the words of the training pairs (IBM model 1 and an HMM), for guided alignment."""
 
-    # File for the alignments, with one line such as `0-0 1-2` per training pair. None: the file of
-    # data.alignments.
+    # File for the alignments, with one line such as `0-0 1-2` per training pair. None: the file that
+    # data.alignments names.
     output: str | None = None
 
 
 @dataclass(frozen=True)
 class ShowOptions(ExperimentOptions, JsonOptions):
-    """Shows the resolved config, parameter counts, and FLOPs, memory and batch shapes of a training step."""
+    """Shows the resolved config, parameter counts, and a training step's FLOPs, memory and batch shapes."""
 
-    # Devices to compile the training step for, which need not be present, such as v5e:2x2, v6e:16x16:2 (two
-    # slices) or h100:8. None: no compilation.
+    # Devices to compile the training step for, such as v5e:2x2, v6e:16x16:2 (two slices) or h100:8. This
+    # machine need not have such devices. None: no compilation.
     target: str | None = None
 
 
@@ -214,9 +214,9 @@ class ShowOptions(ExperimentOptions, JsonOptions):
 class GlossaryOptions:
     # ---- requirements on translations ----
 
-    # File of terms, one per line: source term, tab, target term. Translations contain the target terms as
-    # they are written (needs beam search). Further columns are ignored, and lines that begin with # are
-    # comments. None: no glossary.
+    # File of terms, one per line: source term, tab, target term. If a source contains a source term, its
+    # translation must contain the target term exactly as written (needs beam search). Further columns are
+    # ignored, and lines that begin with # are comments. None: no glossary.
     glossary: str | None = None
 
 
@@ -261,10 +261,10 @@ class EvaluateOptions(
     # File of reference translations, one line for each line of --source; for a language model, the text to
     # score. None: the references of --split.
     reference: str | None = None
-    # Evaluate only translations into this language, for a multilingual model. None: all languages; with
+    # For a multilingual model: evaluate only translations into this language. None: all languages; with
     # --source and --reference, the model's target language.
     target_language: str | None = None
-    # Evaluate only translations from this language. None: all.
+    # For a multilingual model: evaluate only translations from this language. None: all languages.
     source_language: str | None = None
     # ---- scores and significance tests ----
 
@@ -275,16 +275,16 @@ class EvaluateOptions(
     # Number of bootstrap samples for 95% confidence intervals and paired bootstrap tests. 0: no intervals.
     # None: 1000.
     bootstrap: int | None = None
-    # Systems to compare the run with in paired significance tests, separated by commas: RUN, RUN@CHECKPOINT,
+    # Systems, separated by commas, that paired significance tests compare with the run: RUN, RUN@CHECKPOINT,
     # or a file of translations of the same sentences. Empty: no comparison.
     against: tuple[str, ...] = ()
     # Significance test for --against: paired bootstrap resampling, or approximate randomization. None:
     # bootstrap.
     paired: Literal["bootstrap", "approximate"] | None = None
-    # Number of random trials of the test with --paired=approximate. None: 10000.
+    # With --paired=approximate: number of random trials. None: 10000.
     trials: int | None = None
-    # Instead of evaluating, find the --rerank_weight that gives the best score by this metric, such as bleu
-    # or chrf. Needs --rerank; use --split=valid. None: no tuning.
+    # Instead of evaluating, find the --rerank_weight with the best score by this metric, such as bleu or
+    # chrf. Needs --rerank; use --split=valid. None: no tuning.
     tune_rerank: str | None = None
 
 
@@ -292,9 +292,9 @@ class EvaluateOptions(
 class BackendOptions:
     # ---- model ----
 
-    # System that runs the model. jax: this package. ctranslate2: CTranslate2 (needs the extra ctranslate2),
-    # for beam search, greedy search and sampling; --run is then a folder that export --format=ctranslate2
-    # wrote.
+    # System that runs the model. jax: this package. ctranslate2: CTranslate2 (needs
+    # flaxformer_mt[ctranslate2]), only for beam search, greedy search and sampling; --run is then a folder
+    # that export --format=ctranslate2 wrote.
     backend: Literal["jax", "ctranslate2"] = "jax"
 
 
@@ -332,7 +332,7 @@ class TranslateOptions(
     output: str = "-"
     # Second run (or RUN@CHECKPOINT), which translates the output of --run: --run=DE_EN --then=EN_FR
     # translates from German to French. Search options apply to both runs; --checkpoint, --ensemble and
-    # --shortlist apply to --run. None: no second run.
+    # --shortlist apply only to --run. None: no second run.
     then: str | None = None
     # ---- requirements on translations ----
 
@@ -353,8 +353,8 @@ class TranslateOptions(
     scores: bool = False
     # Write `score<TAB>log-probability<TAB>log-probabilities of the tokens<TAB>text`.
     token_scores: bool = False
-    # Write the word or subword alignment by attention before the text, as pairs `i-j` of source and target
-    # positions, counted from 0. --alignments without a value: words. None: no alignment.
+    # Before the text, write the alignment (by attention) of words or subwords (pieces): pairs `i-j` of source
+    # and target positions, counted from 0. --alignments without a value: words. None: no alignment.
     alignments: Literal["words", "pieces"] | None = None
     # Decoder layer whose attention gives the alignment. 0: first layer; -1: last. None: the layer whose head
     # was trained on alignments (model.alignment), otherwise the second-to-last layer.
@@ -362,20 +362,20 @@ class TranslateOptions(
     # Attention head, counted from 0, that gives the alignment. None: the head that was trained on alignments,
     # otherwise the mean of all heads.
     alignment_head: int | None = None
-    # Write one JSON object per line: text, score, token log-probabilities, alignment, pieces and more.
+    # Write one JSON object per line: text, score, token log-probabilities, alignment, subwords and more.
     json: bool = False
     # Take tags (<b>, <br/>) and placeholders ({0}, %s, {{name}}) out of each line, and put them back at the
     # aligned words of the translation.
     markup: bool = False
     # ---- lines and interruptions ----
 
-    # Number of lines that are read before the first translation is written; these lines share batches. If an
-    # input pipe pauses for half a second, the lines read so far are translated, unless --output names a file.
-    # None: 2048, or 1 if the input is a terminal.
+    # Number of lines that are read, batched and translated at a time. If an input pipe pauses for half a
+    # second, the lines read so far are translated, unless --output names a file. None: 2048, or 1 if the
+    # input is a terminal.
     window: Annotated[int | None, at_least(1)] = None
-    # First compile the functions for small batches and store them, so that later commands start faster.
+    # First compile and store the model's functions for small batches, so that later commands start faster.
     warm_up: bool = False
-    # Resume an interrupted `translate` command with the same flags from its FILE.partial.
+    # Resume an interrupted `translate` command from its FILE.partial; repeat its other flags.
     resume: bool = False
     # Discard the FILE.partial of an interrupted command and start over. Without --resume or --overwrite, an
     # existing FILE.partial is kept, and the command ends with an error.
@@ -390,7 +390,8 @@ class ScoreOptions(
 
     # Run directory of a trained model, or its URL (gs://, s3://).
     run: Path
-    # File of the translations to score, one per line (for a language model, the text). `-`: standard input.
+    # File of the translations to score, one per line; for a language model, the texts to score. `-`: standard
+    # input.
     target: str
     # File of the source sentences, one line for each line of --target. `-`: standard input. None: no sources
     # (only for language models).
@@ -401,14 +402,14 @@ class ScoreOptions(
 
     # Write `score<TAB>log-probability<TAB>log-probabilities of the tokens` instead of the score alone.
     tokens: bool = False
-    # Write one JSON object per line: source, target, score, token log-probabilities, pieces and more.
+    # Write one JSON object per line: source, target, score, token log-probabilities, subwords and more.
     json: bool = False
     # ---- lines and memory ----
 
     # Maximum number of source and target tokens scored at a time, padding included. If the device runs out of
     # memory, this number is halved automatically. None: as in the run's config.
     batch_tokens: int | None = None
-    # Lines with too many tokens for the model: refuse (error), or cut off and score only the beginning.
+    # Lines with too many tokens for the model: refuse (error), or cut (score only the beginning).
     long_lines: Literal["refuse", "cut"] = "refuse"
 
 
@@ -431,7 +432,7 @@ class GenerateOptions(CheckpointOptions, _GenerateFlags):
 
 @dataclass(frozen=True)
 class AverageOptions(NonfiniteOptions):
-    """Averages the parameters of the last checkpoints and writes them to RUN/checkpoints/average."""
+    """Averages the parameters of the last checkpoints and writes the average to RUN/checkpoints/average."""
 
     # Run directory of a trained model, or its URL (gs://, s3://).
     run: Path
@@ -467,17 +468,18 @@ class CorpusOptions(PairRules, FileTranslationOptions):
 
     # UTF-8 text file, one sentence per line.
     input: str
-    # Folder DIR for train.tsv, the file of pairs that data.dataset=parallel_text@DIR reads.
+    # Folder DIR for the pairs, which are written to DIR/train.tsv; data.dataset=parallel_text@DIR reads them.
     output: Path
-    # Weight of each pair in the training loss, written as a third column. None: no third column.
+    # Weight of the new pairs in the training loss, written as the third column of train.tsv. None: no third
+    # column.
     weight: Annotated[float | None, between(SMALLEST_WEIGHT, LARGEST_WEIGHT)] = None
     # Old name of --pair_length_ratio.
     max_length_ratio: Annotated[float | None, at_least(1)] = None
     # ---- lines and interruptions ----
 
-    # Number of lines that are translated at a time; these lines share batches. None: 2048.
+    # Number of lines that are batched and translated at a time. None: 2048.
     window: Annotated[int | None, at_least(1)] = None
-    # Resume an interrupted command, given the same flags; finished work is not repeated.
+    # Resume an interrupted command without repeating finished work; repeat its other flags.
     resume: bool = False
     # Discard the translations in DIR and start over. Without --resume or --overwrite, existing translations
     # are kept, and the command ends with an error.
@@ -486,12 +488,12 @@ class CorpusOptions(PairRules, FileTranslationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BacktranslateOptions(BackendOptions, CorpusOptions):
-    """Makes training pairs from text in the target language, which --run translates to get sources."""
+    """Makes training pairs from text in the target language: --run translates each line into a source."""
 
     # ---- back-translation ----
 
-    # Symbol before each source, to mark it as back-translated. Training needs the symbol in vocab.symbols.
-    # Empty: none.
+    # Symbol that is put before each source to mark it as back-translated. For training, vocab.symbols must
+    # contain this symbol. Empty: none.
     tag: str = "<BT>"
 
 
@@ -507,7 +509,8 @@ class DistilOptions(CorpusOptions, LanguageOptions):
 
     # File of sources with translations by any system, such as a large language model. Each line has a source
     # and its translations, separated by tabs; in FILE.jsonl, each line is {"source": TEXT, "translations":
-    # [TEXT, ...]}. Texts that are not translations are left out. None: translations of --input by --run.
+    # [TEXT, ...]}. Texts that do not look like translations are left out. None: translations of --input by
+    # --run.
     candidates: str | None = None
     # File of the reference translations, one line for each source, for --targets=nbest. None: no references.
     reference: str | None = None
@@ -525,37 +528,37 @@ class DistilOptions(CorpusOptions, LanguageOptions):
 
 @dataclass(frozen=True)
 class ExportOptions(CheckpointOptions):
-    """Writes a trained model in the format of another system and checks that the outputs of both agree."""
+    """Converts a trained model to the format of another system and checks that both models' outputs agree."""
 
     # Run directory of a trained model, or its URL (gs://, s3://).
     run: Path
-    # Target format: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, embeddings, hf (the original
-    # class of an imported model; marian or hf-pre-norm for other models), marian or hf-pre-norm (both for
-    # transformers), ctranslate2, marian-npz (for Marian) or bergamot (for browsers).
+    # Target format: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, embeddings, marian or
+    # hf-pre-norm (both for transformers), hf (for transformers too: the original class of an imported model,
+    # otherwise marian or hf-pre-norm), ctranslate2, marian-npz (for Marian) or bergamot (for browsers).
     format: str
     # Folder for the exported files; it must be empty or not exist.
     output: Path
     # Data type of the weights with --format=ctranslate2: int8, int8_float16, int8_float32, int8_bfloat16,
-    # int16, float16 or bfloat16. With --format=bergamot: int8 (with scales of activations from validation
-    # sentences) or int8_dynamic (without such scales). none: float32.
+    # int16, float16 or bfloat16. With --format=bergamot: int8 (activation scales are measured on sentences of
+    # the run's data) or int8_dynamic (activation scales are computed at run time). none: float32.
     quantization: str = "none"
-    # Maximum accepted absolute difference from the original model's logits or log-probabilities. If the
-    # largest absolute value of these exceeds 1, the tolerance is multiplied by that value.
+    # Maximum accepted absolute difference between the logits or log-probabilities of both models. If the
+    # largest of their absolute values exceeds 1, the tolerance is multiplied by that value.
     tolerance: float = 1e-4
-    # With --format=ctranslate2 or bergamot: the run's shortlist, written by prepare --shortlist=FILE. The
-    # shortlist is exported as vmap.txt or lex.DEEN.s2t.bin.
+    # With --format=ctranslate2 or bergamot: the run's shortlist, which prepare --shortlist=FILE wrote. It is
+    # exported as vmap.txt (ctranslate2) or lex.DEEN.s2t.bin (bergamot).
     shortlist: Path | None = None
-    # Model on the Hugging Face Hub to which the files are uploaded, with a model card, as in hf:OWNER/NAME.
+    # Repository on the Hugging Face Hub, hf:OWNER/NAME, to which the files and a model card are uploaded.
     # None: no upload.
     push: str | None = None
 
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """Converts another system's model to a run directory, for translation, scoring or further training."""
+    """Converts a model of another system to a run directory, for translation, scoring or further training."""
 
-    # Folder of the model, its weights file, or the name of a model on Hugging Face's Hub, such as
-    # hf:facebook/nllb-200-distilled-600M, or with a revision hf:OWNER/NAME@REVISION.
+    # Model: its folder, its weights file, or its name on the Hugging Face Hub, such as
+    # hf:facebook/nllb-200-distilled-600M; with a revision, hf:OWNER/NAME@REVISION.
     input: Path
     # Run directory to create; it must be empty or not exist.
     run: Path
@@ -569,30 +572,30 @@ class ImportOptions:
     languages: tuple[str, ...] | None = None
     # With --format=hf: text files in the languages to use. Subwords that do not occur in these files are
     # removed from vocabulary and embeddings. With --new_language: text files in the new language. To remove
-    # subwords then, also give text files in all other languages to use, with names that end in the language,
-    # as in text.de. None: all subwords are kept.
+    # subwords in this case too, also give text files in all other languages to use, each named after its
+    # language, as in text.de. None: all subwords are kept.
     vocab_text: tuple[str, ...] | None = None
-    # With --vocab_text: languages of --languages that the model lacks, each with a related language whose tag
-    # embedding is copied, as in tyv_Cyrl:kaz_Cyrl. For T5 models without tags, the language alone: tyv. None:
-    # no new languages.
+    # With --vocab_text: the new ones among --languages, each with a related language of the model, whose tag
+    # embedding is copied, as in tyv_Cyrl:kaz_Cyrl. For T5 models without tags: the new language alone, as in
+    # tyv. None: no new languages.
     new_language: tuple[str, ...] | None = None
-    # Number of subwords to learn for new languages. None: all frequent ones in words that the vocabulary
-    # splits into subwords of fewer than 4 characters on average.
+    # Number of subwords to learn for new languages. None: all frequent subwords of words that the old
+    # vocabulary splits into subwords of fewer than 4 characters on average.
     new_pieces: int | None = None
     # Config file, or name of a recipe, that describes the model. None: the model's own files.
     config: str | None = None
-    # Folder of the vocabularies: SentencePiece models (joint.model, or source.model and target.model), or
-    # lists of words, one per line in the order of ids (joint.txt, or source.txt and target.txt). Or the path
-    # of one file for both languages. None: the vocabularies in the model's folder.
+    # Vocabularies: a folder of SentencePiece models (joint.model, or source.model and target.model) or of
+    # word lists, with one word per line in the order of ids (joint.txt, or source.txt and target.txt); or one
+    # such file for both languages. None: the vocabularies in the model's folder.
     vocab: Path | None = None
-    # Maximum accepted absolute difference from the original model's logits. If the largest logit exceeds 1,
-    # the tolerance is multiplied by the largest logit.
+    # Maximum accepted absolute difference between the logits of the original and the imported model. If the
+    # largest absolute logit exceeds 1, the tolerance is multiplied by that value.
     tolerance: float = 1e-4
 
 
 @dataclass(frozen=True)
 class ServeOptions(ScorerOptions, CheckpointOptions, SearchModelOptions, ShortlistOptions, LetterCaseOptions):
-    """Serves models over HTTP, with LibreTranslate's API and a page to try them."""
+    """Serves models over HTTP, with LibreTranslate's API and a web page to try the models."""
 
     # Run directory of a trained model, or with --backend=ctranslate2 the folder of an exported model. Repeat
     # the flag to serve several language pairs: --run=A --run=B.
@@ -622,38 +625,40 @@ class ServeOptions(ScorerOptions, CheckpointOptions, SearchModelOptions, Shortli
     timeout: Annotated[float, at_least(0.001)] = 60.0
     # ---- model ----
 
-    # System that translates: JAX, or CTranslate2 for folders that `export --format=ctranslate2` wrote.
+    # System that runs the models: jax (this package), or ctranslate2 for folders that `export
+    # --format=ctranslate2` wrote.
     backend: Literal["jax", "ctranslate2"] = "jax"
     # Beam size; a request gets at most this many hypotheses. None: as in the run's config.
     beam_size: int | None = None
     # Whether to offer further language pairs by pivoting through a third language: runs de-en and en-fr
     # together translate from de to fr.
     pivots: bool = True
-    # Compile the functions for all batch sizes at the start. Meanwhile, a request waits only for the
+    # Compile the model's functions for all batch sizes at startup. Meanwhile, a request waits only for the
     # functions that it needs.
     warm_up: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewOptions:
-    """Writes a config for a corpus, with held-out pairs and sizes that fit the corpus and this machine."""
+    """Writes a config whose model, batches, steps and held-out pairs fit a corpus and this machine."""
 
-    # Files of the corpus, which may be written without `--files=`. Give two files with one sentence per line,
-    # source first (corpus.fr corpus.en), or one table with two columns (corpus.tsv), JSON objects
+    # Files of the corpus; `--files=` may be omitted. Give two files with one sentence per line, sources first
+    # (corpus.fr corpus.en), or one file of pairs: a table with two columns (corpus.tsv), JSON objects
     # (corpus.jsonl) or parquet (corpus.parquet). Text may be compressed (.gz, .zst).
     files: tuple[str, ...]
     # Run directory for the training. The config is written next to it, as RUN.py.
     run: Path
-    # Where the model will run: in browsers (Bergamot's engine, which Firefox has), or on CPUs (CTranslate2).
-    # RUN.py then describes a small student and RUN_teacher.py its teacher; both files list the commands up to
-    # the export. None: one model, without a teacher.
+    # Where the model will run. browser: in Bergamot, the engine of Firefox. cpu: in CTranslate2. RUN.py then
+    # describes a small student and RUN_teacher.py its teacher; both files list all commands from training to
+    # export. None: one model, without a teacher.
     for_: Literal["browser", "cpu"] | None = None
-    # Run to fine-tune, such as a run that `import --new_language` made. RUN.py then has the network and
-    # vocabulary of that run, and both directions of the corpus if the model has language tags. None: a new
-    # model.
+    # Run to fine-tune, such as a run that `import --new_language` made. RUN.py then keeps the network and
+    # vocabulary of that run. If the model has language tags, RUN.py trains both directions of the corpus.
+    # None: a new model.
     from_: Path | None = None
-    # With --from: data sets of directions that the model already translates, as in
-    # parallel_text@my_text:ru-en. Mixing in a share of these sets reduces forgetting. None: no replay.
+    # With --from: data sets in directions that the model already translates, as in
+    # parallel_text@my_text:ru-en. A share of their pairs is mixed in, so that the model forgets less. None:
+    # no replay.
     replay: str | None = None
     # Language of the sources, such as fr. None: the extension of the first file.
     source_language: str | None = None
@@ -661,8 +666,8 @@ class NewOptions:
     target_language: str | None = None
     # Folder of prepared data. None: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
     cache_dir: Path | None = None
-    # Leave out pairs that are not UTF-8, and surplus lines of the longer file. Without this flag, both are
-    # errors.
+    # Leave out pairs that are not valid UTF-8, and lines that only the longer file has. Without this flag,
+    # both are errors.
     drop_invalid: bool = False
     # Replace an existing config RUN.py.
     overwrite: bool = False

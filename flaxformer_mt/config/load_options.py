@@ -34,8 +34,8 @@ class EnsembleOptions:
 class LongLinesOptions:
     # ---- lines and interruptions ----
 
-    # Sentences of more than data.max_source_length tokens. split: translate them in parts and join the
-    # results. cut: translate only the beginning.
+    # How to translate sentences of more than data.max_source_length tokens. split: translate them in parts
+    # and join the results. cut: translate only the beginning.
     long_lines: Literal["split", "cut"] = "split"
 
 
@@ -43,9 +43,10 @@ class LongLinesOptions:
 class LetterCaseOptions:
     # ---- letter case ----
 
-    # Sentences in capitals, in title case or of a single word. always: translate them in sentence case, then
-    # restore capitals or title case in the translation. auto: do so only for kinds of sentences that make up
-    # less than 0.5% of the training lines, if their share is known. never: translate them unchanged.
+    # How to translate sentences in capitals, in title case or of a single word. always: translate them in
+    # sentence case, then restore capitals or title case in the translation. never: translate them unchanged.
+    # auto: like always, but only for those of these three kinds that are known to make up less than 0.5% of
+    # the training lines.
     capitals: Literal["auto", "always", "never"] = "auto"
 
 
@@ -64,9 +65,9 @@ class SearchModelOptions(DtypeOptions):
 
     # int8: store and multiply matrices as 8-bit integers, which can be faster on CPUs. None: no quantization.
     quantization: Quantization | None = None
-    # Lines of several sentences. always: translate each sentence separately and join the results. never:
-    # translate the line as a whole. auto: never if at least 10% of the training lines had several sentences,
-    # otherwise always.
+    # How to translate lines of several sentences. always: translate each sentence separately and join the
+    # results. never: translate the line as a whole. auto: translate the line as a whole only if at least 10%
+    # of the training lines had several sentences.
     split_sentences: Literal["auto", "always", "never"] = "auto"
 
 
@@ -82,9 +83,9 @@ class NonfiniteOptions:
 class ShortlistOptions:
     # ---- model ----
 
-    # Shortlist: a file with the target subwords that may translate each source subword, written by prepare
-    # --shortlist=FILE or in CTranslate2's vmap format. Other subwords are not considered, which is faster on
-    # CPUs. None: all subwords.
+    # Shortlist: file that lists, for each source subword, the target subwords that may translate it. Use a
+    # file that prepare --shortlist=FILE wrote, or CTranslate2's vmap format. Other subwords are not
+    # considered, which is faster on CPUs. None: all subwords.
     shortlist: Path | str | None = None
 
 

@@ -33,15 +33,16 @@ class PairRules:
 
     # Leave out pairs whose source or target has more than this many characters.
     max_characters: Annotated[int, at_least(1)] = 1000
-    # Leave out pairs whose longer text has more than this many times the characters of the shorter text.
+    # Leave out pairs if one side has more than this many times as many characters as the other.
     pair_length_ratio: Annotated[float, at_least(1)] = 4.0
-    # Leave out pairs whose source or target has the same one to four words (in scripts without spaces, 2 to
-    # 24 letters) more than this many times in a row.
+    # Leave out pairs whose source or target has a sequence of one to four words (in scripts without spaces, 2
+    # to 24 letters) more than this many times in a row.
     max_repetitions: Annotated[int, at_least(1)] = 3
     # Keep pairs whose source and target are equal except for case.
     copies: bool = False
-    # Conditions on the scores of pairs, separated by commas: NAME>=SCORE (a threshold) or NAME best 80% (a
-    # share of the pairs). NAME is a scorer of sources and targets that --scorer defines. Empty: none.
+    # Conditions that pairs must meet, separated by commas: NAME>=SCORE (at least this score) or NAME best 80%
+    # (among the best 80% of the pairs). NAME is a scorer that --scorer defines and that needs no references.
+    # Empty: none.
     clean_scores: tuple[str, ...] = ()
 
     def find_problem(self, source: str, target: str) -> str | None:
