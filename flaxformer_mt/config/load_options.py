@@ -45,7 +45,7 @@ class LetterCaseOptions:
 
     # How to translate sentences in capitals, in title case or of a single word. always: translate them in
     # sentence case, then restore capitals or title case in the translation. never: translate them unchanged.
-    # auto: like always, but only for those of these three kinds that are known to make up less than 0.5% of
+    # auto: like always, but only for each of these three kinds that is known to make up less than 0.5% of
     # the training lines.
     capitals: Literal["auto", "always", "never"] = "auto"
 
