@@ -81,8 +81,8 @@ class ScorerOptions:
 
     # Defines a scorer as NAME=SCORER, as in --scorer="comet=python comet.py". SCORER is the command line of a
     # program that reads JSON lines and writes numbers; a Python function, MODULE:FUNCTION; run:RUN
-    # (log-probabilities); or run:RUN,run:RUN (dual cross-entropy). spbleu:MODEL and metrics such as chrf++
-    # need no NAME=. Empty: none.
+    # (log-probabilities); or run:RUN,run:RUN (dual cross-entropy). Without NAME=: spbleu:MODEL or a metric
+    # such as chrf++. Empty: none.
     scorer: Annotated[tuple[str, ...], WITH_COMMAS] = ()
     # Seconds to wait for an answer from a scorer's program.
     scorer_timeout: Annotated[float, above(0)] = 600.0
@@ -117,7 +117,8 @@ class JsonOptions:
 @dataclass(frozen=True)
 class ExperimentOptions:
     # Run directory, or its URL (gs://, s3://), for config, checkpoints and results. Without --config, the
-    # config of an existing run is used. Without --run, --config=FOLDER/NAME.py uses runs/NAME.
+    # config of an existing run is used. With --config=FOLDER/NAME.py, --run may be left out: it is
+    # then runs/NAME.
     run: Path
     # All settings of the experiment; --config.SECTION.FIELD=VALUE changes one of them.
     config: Config = field(default_factory=Config)
@@ -129,7 +130,7 @@ class ProcessOptions:
 
     # ---- several processes ----
 
-    # HOST:PORT of process 0, reachable by all processes. None: one process, unless --distributed is set.
+    # HOST:PORT of process 0, reachable by all processes. None: found with --distributed, else not used.
     coordinator: str | None = None
     # Number of processes. None: one process, unless --distributed is set.
     processes: int | None = None

@@ -161,7 +161,7 @@ class DataConfig:
     # the Hugging Face Hub. Several sets, separated by commas, are mixed; each may name its direction, as in
     # parallel_text@DIR:de-fr, for a multilingual model.
     dataset: Annotated[str, USUAL] = "toy_de_en"
-    # Number of passes through each set of dataset in one epoch, as in 1,2.5 for two sets. Empty: computed
+    # Passes per epoch through each set in data.dataset, as in 1,2.5 for two sets. Empty: computed
     # from temperature.
     weights: Annotated[tuple[float, ...], above(0, at_most=1_000_000)] = ()
     # Without weights, the share of a set in an epoch is proportional to size ** (1 / temperature), and the

@@ -82,7 +82,7 @@ def changed_options(search: SearchConfig, names: Iterable[str]) -> list[str]:
 
 
 def constraining_options(search: SearchConfig) -> list[str]:
-    """Return the options that forbid or force tokens in every search, as "search.NAME=VALUE"."""
+    """Return the changed options that forbid or force tokens, as "search.NAME=VALUE"."""
     names = ("suppress", "no_repeat_ngram", "min_length_ratio", "min_length_offset")
     return changed_options(search, names)
 

@@ -25,7 +25,7 @@ NOTHING = np.zeros(0, np.int32)
 
 
 class Drawing(NamedTuple):
-    """The randomness of a store: subword sampling on both sides, and noise in the text."""
+    """What is random in a token store: subword sampling (both sides), and text noise."""
 
     sampling: float = 0.0
     seed: int = 0

@@ -65,7 +65,7 @@ class StatePrograms:
         self._parts, self._programs = parts, programs
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the compiler, at most `seconds`; return whether it has finished or failed."""
+        """Wait at most `seconds` for the compiler; return False if it is still running."""
         if seconds is not None:
             return not wait(self._programs.values(), seconds).not_done
         with announce_if_slow("compiling the search (once per size; kept for later)"):

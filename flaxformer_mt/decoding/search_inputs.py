@@ -130,7 +130,7 @@ class SentenceArrays:
     def lay_out(
         self, sentences: Sequence[Sequence[Sentence]], form: Form, *, rows: int, source_length: int
     ) -> Sources:
-        """Return the arrays, with `rows` rows for each list of sentences; unused rows have length limit 0."""
+        """Lay out each list of sentences in `rows` rows of arrays; unused rows have max_lengths 0."""
         total = rows * len(sentences)
         every = [one for own in sentences for one in own]
         places = np.concatenate([part * rows + np.arange(len(own)) for part, own in enumerate(sentences)])

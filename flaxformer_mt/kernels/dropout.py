@@ -59,7 +59,7 @@ def make_dropout_key(
 
 
 def make_hash_key(key: Array, part: Array | int = 0) -> Array:
-    """Make a key of this generator from any JAX key; programs that use it compile quickly."""
+    """Make a key of this module's generator, which compiles quickly, from any JAX key."""
     words = jax.random.bits(key, (_WORDS - 1,), jnp.uint32)
     return jax.random.wrap_key_data(jnp.append(words, jnp.asarray(part, jnp.uint32)), impl=_HASH)
 

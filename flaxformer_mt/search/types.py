@@ -166,7 +166,7 @@ class State(NamedTuple):
 
     @property
     def prefix_lengths(self) -> Array:
-        """Number of tokens [B] in the prefixes of each line: `step` minus the line's first step."""
+        """Length [B] of each line's live prefixes: `step` minus the line's first step."""
         start_steps = self.cache.start_steps
         return self.step - (jnp.zeros_like(self.done, jnp.int32) if start_steps is None else start_steps)
 

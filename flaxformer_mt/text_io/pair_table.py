@@ -98,7 +98,7 @@ def write_table(
     weight: float | None = None,
     ids: Iterable[str] | None = None,
 ) -> dict[str, Any]:
-    """Write the pairs that the rules keep to `folder`; return the entries for the report, as JSON values.
+    """Write to `folder` the pairs that pass the rules; return the report's entries, as JSON values.
 
     tag: precedes each source in the table; the rules are applied without it.
     weight: weight of each pair in the loss, for a third column. None: no third column.

@@ -32,7 +32,7 @@ def is_trained(path: str, optim: OptimConfig) -> bool:
 
 
 def select_trained(tree: Any, optim: OptimConfig) -> Any:
-    """Return, as nested dicts, the trained part of a tree that has the same paths as the parameters."""
+    """Return the trained (not frozen) part of a tree with the parameters' paths, as nested dicts."""
     if not (optim.freeze or optim.lora.rank):
         return tree
     return nest_leaves({path: leaf for path, leaf in flatten_tree(tree).items() if is_trained(path, optim)})

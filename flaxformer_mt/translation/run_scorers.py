@@ -67,7 +67,7 @@ class RunScorer:
     def score(
         self, sources: Sequence[str], hypotheses: Sequence[str], task: Direction, direction: Direction
     ) -> np.ndarray:
-        """Return log-probabilities per token, with eos, of the texts on the target side of `direction`."""
+        """Return the mean token log-probability, with eos, of each text on `direction`'s target side."""
         forward = direction.target == task.target
         source, target = (sources, hypotheses) if forward else (hypotheses, sources)
         languages = {"source_language": direction.source or None, "target_language": direction.target}
