@@ -13,7 +13,7 @@ _MOST_HELD_OUT, _HELD_OUT_SHARE = 1000, 20
 FEWEST_PAIRS = 500
 # Below this number of pairs: subwords of the vocabulary, the rate of dropout, and epochs at most.
 _VOCABULARIES = ((10_000, 2000), (40_000, 4000), (200_000, 8000), (2_000_000, 16_000), (1 << 62, 32_000))
-_DROPOUTS = ((100_000, 0.3), (500_000, 0.2), (1 << 62, 0.1))
+_DROPOUTS = ((500_000, 0.2), (1 << 62, 0.1))
 _EPOCHS = ((20_000, 60), (100_000, 40), (1_000_000, 20), (10_000_000, 8), (1 << 62, 3))
 _FINE_TUNING_EPOCHS = ((20_000, 30), (100_000, 15), (1_000_000, 6), (10_000_000, 2), (1 << 62, 1))
 # Up to this width, learning rate and warm-up.
