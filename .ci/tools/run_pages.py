@@ -112,11 +112,11 @@ ADDED = [
     Added("docs/export.md", r"train --run=runs/opus", f"{_FEW_UPDATES} {_SHORT}"),
     Added("docs/pretrained.md", r"--run=runs/(tuned|adapted)", _FEW_UPDATES),
     Added("docs/training.md", r"--run=runs/guided", f"{_FEW_UPDATES} {_SHORT}"),
-    # A checkpoint of step 800, which the page compares with the best one, is needed.
+    # A checkpoint of step 1,000, which the page compares with the best one, is needed.
     Added(
         "docs/tutorial.md",
         r"train runs/captions\.py",
-        "--config.train.steps=802 --config.train.evaluate_every=800 --config.train.checkpoint_every=800 "
+        "--config.train.steps=1002 --config.train.evaluate_every=1000 --config.train.checkpoint_every=1000 "
         f"{_SHORT} {_SMALL}",
     ),
     # Benchmarks, which take an hour.

@@ -1,8 +1,9 @@
-"""Makes pictures of `report` and of `evaluate --against` from two runs, as a user sees them, in docs/images.
+"""Makes pictures of what commands show, as a user sees them, in docs/images.
 
-    python -m docs.pictures.screens RUN OTHER        # needs Chromium
+    python -m docs.pictures.screens RUN OTHER CAPTIONS        # needs Chromium
 
-The pages show `python train.py`, and OTHER with `--config.train.steps=600`; training.png is by `plot`.
+RUN is by `python train.py`, OTHER has `--config.train.steps=600`, and CAPTIONS is the run of the tutorial.
+training.png is by `plot`.
 """
 
 import subprocess
@@ -28,20 +29,31 @@ def draw_screen(command: str, output: str) -> str:
     return picture.finish(30 + _LINE * len(lines))
 
 
-def save_report(runs: list[str], output: Path) -> None:
-    """Save the upper part of the page about runs."""
+def save_report(run: str, output: Path) -> None:
+    """Save the upper part of the page about a run."""
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "report.html")
-        report = ["-m", "flaxformer_mt", "report", *runs, f"--output={page}"]
+        report = ["-m", "flaxformer_mt", "report", run, f"--output={page}"]
         subprocess.run([sys.executable, *report], check=True, stdout=subprocess.DEVNULL)
         flags = ["--headless=new", "--no-sandbox", "--hide-scrollbars", "--window-size=840,1060"]
         subprocess.run(["chromium", *flags, f"--screenshot={output}", page.as_uri()], check=True)
     Image.open(output).quantize(256, method=Image.Quantize.FASTOCTREE).save(output, optimize=True)
 
 
+def save_attention(run: str, source: str, output: Path) -> None:
+    """Save the attention from the translation to the source."""
+    with tempfile.TemporaryDirectory() as folder:
+        plot = ["-m", "flaxformer_mt", "plot", run, f"--source={source}", f"--output={folder}"]
+        subprocess.run([sys.executable, *plot], check=True, stdout=subprocess.DEVNULL)
+        image = Image.open(Path(folder, "attention_cross.png")).convert("RGB")
+    image.thumbnail((920, 920))
+    image.quantize(64, method=Image.Quantize.FASTOCTREE).save(output, optimize=True)
+
+
 if __name__ == "__main__":
-    run, other = sys.argv[1:]
-    save_report([run, other], _IMAGES / "report.png")
+    run, other, captions = sys.argv[1:]
+    save_report(captions, _IMAGES / "report.png")
+    save_attention(captions, "Zwei Hunde spielen im Schnee.", _IMAGES / "attention.png")
     command = ["evaluate", run, f"--against={other}"]
     program = subprocess.run(
         [sys.executable, "-m", "flaxformer_mt", *command], stderr=subprocess.PIPE, text=True, check=True

@@ -143,10 +143,10 @@ def _draw_maps(maps: plots.AttentionMaps, batch: Batch, vocabs: Vocabs, title: s
     read, written = (vocabs.target.pieces(np.asarray(ids[0])) for ids in (batch.target_in, batch.target_out))
     if maps.cross:
         sides = {
-            "cross": (plots.TokenAxis("predicted piece", written), plots.TokenAxis("source", source)),
+            "cross": (plots.TokenAxis("predicted subword", written), plots.TokenAxis("source", source)),
             "encoder": (plots.TokenAxis("source", source), plots.TokenAxis("source", source)),
             "decoder": (
-                plots.TokenAxis("last input piece", read),
+                plots.TokenAxis("last input subword", read),
                 plots.TokenAxis("translation so far", read),
             ),
         }
