@@ -30,13 +30,10 @@ def draw_screen(command: str, output: str) -> str:
 
 
 def save_report(run: str, output: Path) -> None:
-    """Save the upper part of the page about a run."""
-    with tempfile.TemporaryDirectory() as folder:
-        page = Path(folder, "report.html")
-        report = ["-m", "flaxformer_mt", "report", run, f"--output={page}"]
-        subprocess.run([sys.executable, *report], check=True, stdout=subprocess.DEVNULL)
-        flags = ["--headless=new", "--no-sandbox", "--hide-scrollbars", "--window-size=840,1060"]
-        subprocess.run(["chromium", *flags, f"--screenshot={output}", page.as_uri()], check=True)
+    """Save the upper part of the report that `train` has written about a run."""
+    flags = ["--headless=new", "--no-sandbox", "--hide-scrollbars", "--window-size=840,1140"]
+    page = Path(run, "report.html").resolve().as_uri()
+    subprocess.run(["chromium", *flags, f"--screenshot={output}", page], check=True)
     Image.open(output).quantize(256, method=Image.Quantize.FASTOCTREE).save(output, optimize=True)
 
 

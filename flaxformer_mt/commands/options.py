@@ -573,8 +573,8 @@ class ImportOptions:
     languages: tuple[str, ...] | None = None
     # With --format=hf: text files in the languages to use. Subwords that do not occur in these files are
     # removed from vocabulary and embeddings. With --new_language: text files in the new language. To remove
-    # subwords in this case too, also give text files in all other languages to use, each named after its
-    # language, as in text.de. None: all subwords are kept.
+    # subwords in this case too, add a text file in each other language to use, named after it, as in text.de.
+    # None: all subwords are kept.
     vocab_text: tuple[str, ...] | None = None
     # With --vocab_text: the new ones among --languages, each with a related language of the model, whose tag
     # embedding is copied, as in tyv_Cyrl:kaz_Cyrl. For T5 models without tags: the new language alone, as in

@@ -381,9 +381,9 @@ class ModelConfig:
     # embedding and output matrix); all (all three). The values embeddings and all need vocab.joint=True.
     tying: Literal["none", "embeddings", "target_output", "all"] = "all"
     # Where attention masks padding: in the source, in both source and target, or nowhere. none: padding is
-    # read like text; encoder_decoder models do not train the embedding of padding. both: compared with
-    # source, only outputs at padding positions differ, because causal attention already hides target padding
-    # from real tokens.
+    # read like text; encoder_decoder models do not train its embedding. both: only outputs at padding
+    # positions differ from padding_mask=source, because causal attention already hides target padding from
+    # real tokens.
     padding_mask: Literal["source", "both", "none"] = "source"
     # Whether the network reads the end symbol of sources. False: attention masks this symbol, for models of
     # OpenNMT-py and eole, whose sources have no end symbol.
@@ -615,8 +615,8 @@ class LengthConfig:
     max_length_ratio: Annotated[float, between(0, 1000)] = 1.5
     # The maximum translation length in tokens is max_length_ratio * source length + this number.
     max_length_offset: Annotated[int, between(0, 1_000_000)] = 20
-    # With stopping=exact, length within which unfinished hypotheses are assumed to end; longer translations
-    # are still possible. learned: the 99.9th percentile of training target lengths, if the run has recorded
+    # stopping=exact stops as if all hypotheses ended within this length; longer translations are still
+    # possible. learned: the 99.9th percentile of training target lengths, if the run has recorded
     # it; limit: the maximum translation length.
     length_bound: Literal["learned", "limit"] = "learned"
 

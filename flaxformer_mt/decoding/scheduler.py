@@ -37,7 +37,7 @@ class _Key(NamedTuple):
 
 
 class Scheduler:
-    """Searches sentences that are submitted at any time; `step` continues the search and returns results.
+    """Searches for translations of sentences submitted at any time; `step` continues and returns results.
 
     All methods must be called from one thread. Which sentences share a batch depends only on the order of
     these calls, not on time: the same calls give bitwise identical results.

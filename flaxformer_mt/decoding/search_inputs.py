@@ -36,7 +36,7 @@ class Candidates:
         self._left_out[[*banned, *self.shortlists.common]] = True
 
     def find(self, source: np.ndarray, required: Sequence[Sequence[int]]) -> np.ndarray:
-        """Return a sentence's candidates beyond the common ones, most probable first, as ids plus 1."""
+        """Return a sentence's own candidates, most probable first, as ids plus 1: 0 is padding."""
         found = self._shortlist.find(source)
         if required:
             found = np.concatenate([*map(np.array, required), found])

@@ -87,7 +87,7 @@ def make_length_rule(
     longest_source: int,
     learned: tuple[float, float] | None = None,
 ) -> LengthRule:
-    """Make the rule from the search options and the positions of all models; `learned`: see LengthRule."""
+    """Make the rule from the search options and the models' maximum lengths; `learned`: see LengthRule."""
     limits = []
     for model in models:
         if model.longest_input is not None:

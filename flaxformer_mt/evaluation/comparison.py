@@ -214,7 +214,7 @@ def compare(
     scorers: Sequence[str] = (),
     **score_options: Any,
 ) -> dict[str, Any]:
-    """Compute slow metrics, further scorers, confidence intervals and significance tests, as JSON values."""
+    """Compute TER, the scores by `scorers`, confidence intervals and significance tests, as JSON values."""
     references = ours.references or None
     asked = [name for name in dict.fromkeys(scorers) if name not in METRICS]
     resampled = resample_scores(

@@ -68,7 +68,7 @@ def score_in_bfloat16(multiply: Multiply, hidden: Array, output: Output, target:
 
 
 def score_rounded(multiply: Multiply, hidden: Array, output: Output, target: Array | None) -> _Words:
-    """Do the same as `score_words`, but sum rounded exponentials; the largest exponential, 1, is exact.
+    """Do as `score_words`, but sum exponentials rounded to `hidden.dtype`; the largest, exp(0), is 1.
 
     To sum unrounded exponentials, XLA's CPU compiler would write them in float32 and read them twice: for the
     sum and for rounding.

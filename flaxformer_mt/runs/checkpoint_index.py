@@ -34,7 +34,7 @@ class CheckpointIndex:
         return self.directory / str(name)
 
     def steps(self) -> list[int]:
-        """Steps of all checkpoints, damaged ones included, in ascending order; 007 is not a step."""
+        """Steps of all checkpoints, damaged ones too, in ascending order; folder 007 is ignored."""
         if not self.directory.is_dir():
             return []
         return sorted(int(path.name) for path in self.directory.iterdir() if is_step(path.name))

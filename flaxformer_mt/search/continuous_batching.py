@@ -349,7 +349,7 @@ def _finish(task: Search, queue: _Queue) -> QueueResult:
 
 
 def align_prefixes(prefixes: Array, *, bos_id: int, pad_id: int) -> tuple[Array, Array, Array]:
-    """Return the prefixes right-aligned [B, P], the decoder inputs for them [B, P], and first steps [B].
+    """Return right-aligned prefixes [B, P], their decoder inputs [B, P], and their first columns [B].
 
     With bos 1 and pad 0, prefixes [[5 6 7] [8 -1 -1]] give [[5 6 7] [0 0 8]], [[1 5 6] [0 0 1]] and [0 2].
     """

@@ -267,7 +267,7 @@ def check_writable(folder: Path) -> None:
 
 
 def is_device(path: str) -> bool:
-    """Return whether a path is, or links to, a device, pipe or socket, which no file must replace."""
+    """Return whether a path is, or links to, a device, pipe or socket, which must not be replaced."""
     file = Path(path).expanduser()
     return file.exists() and not file.is_file() and not file.is_dir()
 

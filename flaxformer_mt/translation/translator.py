@@ -300,7 +300,7 @@ class Translator:
         return Engine(steps, backend, self.config, self.vocabs, apart=self._apart, arriving=arriving)
 
     def warm_up(self, *, n_best: int = 1) -> int:
-        """Compile all functions, for few and for many lines, or load them from disk; return their number.
+        """Compile or load all functions for ordinary lines, in batches of all sizes; return their number.
 
         Lines with prefixes or required phrases, and minimum lengths, use other functions.
         """
