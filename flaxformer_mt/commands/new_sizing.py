@@ -34,7 +34,7 @@ class Choice(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """JAX's platform, number of devices, bytes of memory on each, and whether bfloat16 is faster."""
+    """Name, JAX platform, number of devices, bytes of memory per device, whether bfloat16 beats float32."""
 
     name: str
     platform: str
@@ -44,7 +44,7 @@ class Machine(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """Number of pairs, tokens (only the longer side of each pair), and 99.9th percentiles of lengths."""
+    """Number of pairs, number of tokens (longer side of each pair), and 99.9th percentiles of the lengths."""
 
     pairs: int
     tokens: int

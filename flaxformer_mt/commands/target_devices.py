@@ -103,7 +103,7 @@ _GPU_CORES = {
 
 
 def describe_gpu(kind: str) -> str:
-    """Describe a GPU for XLA's compiler by the protobuf message GpuTargetConfigProto in text format."""
+    """Return XLA's description of a GPU: a protobuf message GpuTargetConfigProto in text format."""
     cores, fpus, shared, shared_optin, cache, clock, capability = _GPU_CORES[kind]
     device = ACCELERATORS[kind]
     features = "NONE" if capability == "major: 8" else "ACCELERATED_FEATURES"
