@@ -80,7 +80,7 @@ def choose_vocabulary(pairs: int, characters: int, scripts: tuple[str, str]) -> 
 
 
 def choose_lengths(corpus: Corpus) -> list[Choice]:
-    """Choose maximum lengths: multiples of 8, at most 256, that 99.9% of the sentences do not exceed."""
+    """Choose maximum lengths that 99.9% of the sentences do not exceed, in multiples of 8 up to 256."""
     return [
         Choice(
             f"data.max_{side}_length",

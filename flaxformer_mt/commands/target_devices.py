@@ -46,7 +46,7 @@ ACCELERATORS = {
 
 @dataclass(frozen=True)
 class Target:
-    """Devices to compile for: `groups` TPU slices of `shape`, such as "2x2", or hosts of `shape` GPUs."""
+    """Devices to compile for: `groups` TPU slices (`shape`: "2x2") or GPU hosts (`shape`: "8" GPUs each)."""
 
     kind: str
     shape: str
@@ -181,7 +181,7 @@ def find_devices(target: Target) -> list[jax.Device]:
 
 
 def usable_memory(target: Target) -> int:
-    """Return the usable bytes of a device: all memory of a TPU; of a GPU's memory, what JAX reserves."""
+    """Return a device's usable bytes: all memory of a TPU, or the part of a GPU's that JAX reserves."""
     if target.accelerator.platform == "tpu":
         return target.accelerator.memory
     share = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", _GPU_MEMORY_SHARE)

@@ -95,7 +95,7 @@ _OTHERWISE = {
 
 
 def find_field(name: str) -> str:
-    """Return the field that corresponds to another toolkit's name: lr gives "optim.learning_rate"; or ""."""
+    """Return the field for another toolkit's name: lr gives "optim.learning_rate"; unknown names give ""."""
     return next((ours for ours, names in FOREIGN_NAMES.items() if "." in ours and name in names.split()), "")
 
 

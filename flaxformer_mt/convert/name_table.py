@@ -394,7 +394,7 @@ def half_split_order(width: int) -> np.ndarray:
 
 
 def half_split(rule: Rule) -> Rule:
-    """Return the rule; if its array has a width axis, the layout also permutes it (half_split_order)."""
+    """Return the rule; a width axis of its array is also permuted by the layout (see `half_split_order`)."""
     axis = _find(_WIDTH_AXES, rule.ours if isinstance(rule.ours, str) else rule.ours[0])
     return rule if axis is None else replace(rule, layout=_permute(rule.layout, axis))
 

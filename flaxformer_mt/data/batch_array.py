@@ -111,7 +111,7 @@ def as_batch(batch: Batch | BatchArray) -> Batch:
 
 
 class RowShare(NamedTuple):
-    """Selects the rows of some blocks, given by index, of a batch that is cut into `parts` equal blocks."""
+    """Selects blocks of rows, by index, from a batch that is cut into `parts` equal blocks."""
 
     parts: int
     blocks: tuple[int, ...]

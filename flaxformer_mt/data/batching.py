@@ -175,7 +175,7 @@ class EpochPlan:
         return PlannedBatch(examples[pairs], numbers, self.shapes[shape_numbers[index]], self.packed)
 
     def shorten(self, batches: int) -> "EpochPlan":
-        """Plan only the first `batches` batches; `skipped` and `tokens` still count the whole epoch."""
+        """Return a plan of the first `batches` batches, with `skipped` and `tokens` of the whole epoch."""
         return dataclasses.replace(self, groups=self.groups.take(slice(batches)))
 
     @property

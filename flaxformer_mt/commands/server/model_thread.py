@@ -47,7 +47,7 @@ class ModelThread:
         return future
 
     def stop(self, *, patience: float | None = None) -> None:
-        """End the thread after its current step, waiting at most `patience` seconds; open requests fail."""
+        """End the thread after its current step; wait up to `patience` seconds; unfinished requests fail."""
         self._arriving.put(None)
         self._thread.join(patience)
 
