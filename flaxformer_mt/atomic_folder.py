@@ -58,7 +58,7 @@ def artifact(
     resume: bool = False,
     stop: threading.Event | None = None,
 ) -> Result:
-    """Load `folder`; if it is absent or damaged, `build` first writes its files and returns metadata.
+    """Load `folder`; if it is absent or damaged, call `build` to write its files and return its metadata.
 
     One process builds, in the locked folder `.writing-NAME`, and the others wait. With `resume`, `build`
     gets the files that a killed build left. When another thread sets `stop`, waiting raises `BuildStopped`.
@@ -162,7 +162,7 @@ def _remove_leftovers(root: Path) -> None:
 
 
 def save_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write each array to NAME.npy as np.save does; unlike np.save, raise an error if the disk is full."""
+    """Write each array to NAME.npy in np.save's format; a full disk raises an error, unlike in np.save."""
     for name, array in arrays.items():
         array = np.ascontiguousarray(array)
         with (folder / f"{name}.npy").open("wb") as file:
@@ -261,7 +261,7 @@ def replace_metadata(folder: Path, metadata: dict[str, Any]) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder of a run; if the process is killed meanwhile, only a hidden folder remains."""
+    """Delete a folder of a run; if the process is killed during this, only a hidden folder remains."""
     discard(folder)
     remote_runs.withdraw(folder)
 

@@ -81,7 +81,7 @@ def _score(groups: Sequence[Group], options: DistilOptions, direction: Direction
 
 
 def write_choices(options: DistilOptions, candidates: str, direction: Direction) -> None:
-    """Check and score all candidates and write the choices to DIR/choices.jsonl; --resume continues."""
+    """Check and score all candidates; write the choices to DIR/choices.jsonl, or continue it (--resume)."""
     names = [field.name for field in dataclasses.fields(PairRules) if field.name != "clean_scores"]
     names += ["targets", "metric", "invalid_utf8", "source_language", "target_language"]
     origin = {name: getattr(options, name) for name in names} | {"phrases": digest_file(PHRASES)}

@@ -33,7 +33,7 @@ _ZSH = "autoload -Uz bashcompinit && bashcompinit"
 
 
 def format_completion(shells: Sequence[str], kinds: Mapping[str, type]) -> str:
-    """Return the completion script of a shell, the only item of `shells`; `kinds`: options by command."""
+    """Return the completion script for the shell `shells[0]`; `kinds` maps commands to options classes."""
     known = ("bash", "zsh", "fish")
     if len(shells) != 1 or shells[0] not in known:
         given = " ".join(shells)

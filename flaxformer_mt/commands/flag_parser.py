@@ -60,7 +60,7 @@ def _read_stages(path: str) -> tuple[StageConfig, ...]:
 
 
 def expand_path(name: str, path: Path) -> Path:
-    """Expand ~ in a flag's path, since shells leave --run=~/x as it is; for --run, return a local copy."""
+    """Expand ~ in a flag's path, since shells do not in --run=~/x; replace a --run URL by a local copy."""
     if name == "run":
         return open_copy(path)
     # Inputs, outputs and the URL of a parent are known when the command runs.
@@ -185,7 +185,7 @@ def _make_options(
 
 
 def list_flag_types(kind: type) -> dict[str, Any]:
-    """Return the type of the value of each flag of a command: --run is a Path, --config.seed an int."""
+    """Return the value type of each flag of a command, such as Path for --run and int for --config.seed."""
     config = {"--config": str} if takes_config(kind) else {}
     return _list_field_types(kind, "--") | config | _list_field_types(GeneralOptions, "--")
 

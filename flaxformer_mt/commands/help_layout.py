@@ -72,7 +72,7 @@ def format_help(
 
 
 def list_flags(kind: type, *, default: Any = None) -> Iterator[FlagHelp]:
-    """Yield a command's flags, except config fields: required flags first, inherited flags last."""
+    """Yield a command's flags without the config fields; required flags come first, inherited flags last."""
     comments, declared = read_comments(kind), list(kind.__dict__.get("__annotations__", {}))
 
     def place(field: dataclasses.Field[Any]) -> tuple[bool, int]:

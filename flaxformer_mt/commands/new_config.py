@@ -80,7 +80,7 @@ def _spell(value: object) -> str:
 
 
 class CorpusFiles(NamedTuple):
-    """Values for the config section `data`; `links`: names of links in `text_dir` -> corpus files."""
+    """Values for the config section `data`; `links` maps names of links in `text_dir` to corpus files."""
 
     text_dir: Path
     train_split: str
@@ -117,7 +117,7 @@ def find_corpus(files: Sequence[str], languages: tuple[str | None, str | None], 
 
 
 def make_links(corpus: CorpusFiles) -> None:
-    """Create the links to the corpus files, and replace links of earlier commands."""
+    """Create the links to the corpus files, and replace existing links of the same names."""
     for name, path in corpus.links.items():
         corpus.text_dir.mkdir(parents=True, exist_ok=True)
         link = corpus.text_dir / name

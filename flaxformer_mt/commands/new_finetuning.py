@@ -62,7 +62,7 @@ def list_changes(section: Any) -> dict[str, Any]:
 
 
 def copy_section(parent: Parent, section: str) -> list[Choice]:
-    """Return the parent's values in a section as choices, without `dtype`, which depends on the machine."""
+    """Return the parent's non-default values in a section, except `dtype`, which depends on the machine."""
     values = list_changes(getattr(parent.config, section)).items()
     reasons = iter([f"as in {parent.name}"])
     return [Choice(f"{section}.{name}", v, next(reasons, "")) for name, v in values if name != "dtype"]
@@ -95,7 +95,7 @@ def choose_weights(parent: Parent, sizes: Sequence[int]) -> Choice:
 
 
 def adapt(parent: Parent, machine: Machine, choices: Sequence[Choice]) -> list[Choice]:
-    """Take network and search from the parent; choose the learning rate and the trained parameters."""
+    """Copy the network and search fields of the parent; choose learning rate and trainable parameters."""
     needed, rate = parent.parameters * _BYTES, min(1e-3, round(0.1 / parent.config.model.model_dim, 6))
     size = f"{parent.parameters:,} parameters take {needed / (1 << 30):.1f} GiB in training"
     trained = Choice("optim.freeze", (), f"all are trained, embeddings too, as new rows must be: {size}")

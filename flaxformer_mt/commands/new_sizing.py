@@ -34,7 +34,7 @@ class Choice(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """JAX's platform, number of devices, bytes of memory on each, and whether bfloat16 is faster."""
+    """Name, JAX platform, number of devices, bytes of memory per device, whether bfloat16 beats float32."""
 
     name: str
     platform: str
@@ -44,7 +44,7 @@ class Machine(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """Number of pairs, tokens (only the longer side of each pair), and 99.9th percentiles of lengths."""
+    """Number of pairs, number of tokens (longer side of each pair), and 99.9th percentiles of the lengths."""
 
     pairs: int
     tokens: int
@@ -80,7 +80,7 @@ def choose_vocabulary(pairs: int, characters: int, scripts: tuple[str, str]) -> 
 
 
 def choose_lengths(corpus: Corpus) -> list[Choice]:
-    """Choose maximum lengths: multiples of 8, at most 256, that 99.9% of the sentences do not exceed."""
+    """Choose maximum lengths that 99.9% of the sentences do not exceed, in multiples of 8 up to 256."""
     return [
         Choice(
             f"data.max_{side}_length",

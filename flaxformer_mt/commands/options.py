@@ -32,7 +32,7 @@ WITH_COMMAS = "with commas"
 
 
 def make_flags(section: type, *names: str) -> Any:
-    """Return a dataclass with the fields `names` of a section (empty: all); fields without a flag are None.
+    """Return a dataclass with the fields `names` of a section (default: all); the default values are None.
 
     None means the value in the run's config. `search_flags()` returns the values of the given flags.
     """

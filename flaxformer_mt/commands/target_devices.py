@@ -46,7 +46,7 @@ ACCELERATORS = {
 
 @dataclass(frozen=True)
 class Target:
-    """Devices to compile for: `groups` TPU slices of `shape`, such as "2x2", or hosts of `shape` GPUs."""
+    """Devices to compile for: `groups` TPU slices (`shape`: "2x2") or GPU hosts (`shape`: "8" GPUs each)."""
 
     kind: str
     shape: str
@@ -103,7 +103,7 @@ _GPU_CORES = {
 
 
 def describe_gpu(kind: str) -> str:
-    """Describe a GPU for XLA's compiler by the protobuf message GpuTargetConfigProto in text format."""
+    """Return XLA's description of a GPU: a protobuf message GpuTargetConfigProto in text format."""
     cores, fpus, shared, shared_optin, cache, clock, capability = _GPU_CORES[kind]
     device = ACCELERATORS[kind]
     features = "NONE" if capability == "major: 8" else "ACCELERATED_FEATURES"
@@ -181,7 +181,7 @@ def find_devices(target: Target) -> list[jax.Device]:
 
 
 def usable_memory(target: Target) -> int:
-    """Return the usable bytes of a device: all memory of a TPU; of a GPU's memory, what JAX reserves."""
+    """Return a device's usable bytes: all memory of a TPU, or the part of a GPU's that JAX reserves."""
     if target.accelerator.platform == "tpu":
         return target.accelerator.memory
     share = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", _GPU_MEMORY_SHARE)

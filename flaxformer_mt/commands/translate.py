@@ -81,7 +81,7 @@ def describe_output(
     inputs: Iterable[str],
     fields: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return JSON values that must be the same when output is resumed; all requests have `fields`."""
+    """Return JSON values that must not differ when output is resumed; `fields` are set in all requests."""
     from flaxformer_mt.atomic_folder import digest
 
     glossary = fields.get("glossary")
@@ -111,7 +111,7 @@ def _digest(file: str | None) -> str:
 
 
 class PlainOutput:
-    """Has the methods of `ResumableOutput`, but cannot be resumed; skips the first `done` input lines."""
+    """An output that cannot be resumed, with the methods of `ResumableOutput`; skips `done` input lines."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write, self.done = write, 0
@@ -526,7 +526,7 @@ def _check_standard_input(options: TranslateOptions, *, uses_workers: bool) -> N
 
 
 def check_lengths(options: Any, flags: Sequence[str], name: str) -> None:
-    """Raise UserError if a file of `flags` and the file of the flag `name` differ in their line counts."""
+    """Raise UserError unless the files of all `flags` have as many lines as the file of the flag `name`."""
     num_lines = count_lines(getattr(options, name))
     for flag in flags:
         if (path := getattr(options, flag, None)) is None:

@@ -24,7 +24,7 @@ _POSITION_NUMBERS = 1 << 27
 
 
 def validate(config: Config) -> None:
-    """Check the bounds of fields and the rules between them, and report all problems together."""
+    """Check the bounds of fields and the rules between fields; raise one UserError with all problems."""
     _refuse(config, _find_conflicts)
 
 

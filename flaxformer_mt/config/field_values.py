@@ -71,13 +71,13 @@ def share() -> Bounds:
 
 @dataclass(frozen=True)
 class MayChange:
-    """Marks a field that may change when a run is resumed; `effect` says how results change, "" if not."""
+    """Marks a field that may change when a run is resumed; `effect`: how results change; "": not at all."""
 
     effect: str = ""
 
 
 class Usual:
-    """Marks a field that most experiments set, so that `--help` lists it even without `=all`."""
+    """Marks a field that most experiments set; `--help` lists it, not only `--help=all`."""
 
 
 USUAL = Usual()

@@ -80,7 +80,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def from_dict(values: dict[str, Any], origin: str = "this config") -> Config:
-    """Make a config from JSON values; warn of removed fields, or raise UserError if they are needed."""
+    """Make a config from JSON values; warn of removed fields; raise UserError if the run needs one."""
     rest, changed = take_out(values)
     for name, removed in changed.items():
         if removed.needed:
@@ -93,7 +93,7 @@ _warn_once = functools.cache(warn_user)  # a command reads the config of a run s
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Write a config atomically as JSON, with a digest of its values that reveals changed numbers."""
+    """Write a config atomically as JSON, with a digest that reveals whether its values were changed later."""
     values = to_dict(config)
     text = json.dumps(values | {_DIGEST: _digest_of(values)}, indent=2)
     write_atomically(path, f"{text}\n".encode(), sync=True)
@@ -105,7 +105,7 @@ def _digest_of(values: dict[str, Any]) -> str:
 
 
 def read_config(path: Path) -> Config:
-    """Read a config that `save_config` wrote and verify its digest, which files of earlier versions lack."""
+    """Read a config that `save_config` wrote; verify its digest if it has one (early versions wrote none)."""
     try:
         values = read_json_object(local_path(path))
         digest = values.pop(_DIGEST, None)
@@ -193,7 +193,7 @@ def list_recipes() -> dict[str, Path]:
 
 
 def find_config(name: str) -> Path:
-    """Return the first that exists of the file `name`, the recipe `name`, and configs/NAME.py."""
+    """Return the first of these files that exists: `name`, the recipe `name`, configs/NAME.py."""
     path, recipes = Path(name).expanduser(), list_recipes()
     if path.is_file() or (path / "config.json").is_file() or path.parent != Path("."):
         return path  # load_config reports a missing file, a run directory and a folder
@@ -221,7 +221,7 @@ def load_config(name: str | Path) -> Config:
 
 
 def split_checkpoint(name: str) -> tuple[str, str | None]:
-    """Split RUN@CHECKPOINT into run and checkpoint; the checkpoint of RUN alone is None."""
+    """Split RUN@CHECKPOINT into run and checkpoint; RUN alone gives (RUN, None)."""
     run, _, checkpoint = name.rpartition("@")
     if not run or "/" in checkpoint or Path(name).expanduser().is_dir():  # the name of a folder may contain @
         return name, None

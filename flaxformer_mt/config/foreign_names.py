@@ -95,12 +95,12 @@ _OTHERWISE = {
 
 
 def find_field(name: str) -> str:
-    """Translate a field's name in another toolkit: lr gives "optim.learning_rate"; unknown names give ""."""
+    """Return the field for another toolkit's name: lr gives "optim.learning_rate"; unknown names give ""."""
     return next((ours for ours, names in FOREIGN_NAMES.items() if "." in ours and name in names.split()), "")
 
 
 def explain_foreign_flag(name: str, flags: Collection[str]) -> str:
-    """Name the flag for another toolkit's name: "here it is --config.train.steps", or "" if there is none."""
+    """Explain another toolkit's flag: "here it is --config.train.steps"; "" if no flag corresponds to it."""
     meant: dict[str, str] = {}
     for flag in flags:
         if _OTHER_MEANING.get(flag) in flags:

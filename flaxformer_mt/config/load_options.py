@@ -113,7 +113,7 @@ class LoadOptions(
 
     @classmethod
     def of(cls, options: Any, search: SearchConfig | None) -> "LoadOptions":
-        """Return the loading options that a command's options inherit, together with these search options."""
+        """Return the loading options among a command's options, combined with the search options `search`."""
         values: dict[str, Any] = {"search": search}
         for part in cls.__bases__:
             values |= take_values(options, part) if isinstance(options, part) else {}

@@ -113,7 +113,7 @@ def find_removed(name: str, value: Any = None) -> Removed | None:
 
 
 def take_out(values: Mapping[str, Any], where: str = "") -> tuple[dict[str, Any], dict[str, Removed]]:
-    """Return a config's values without removed fields, and the removed fields with non-default values.
+    """Take removed fields out of a config; also return the entries of those with non-default values.
 
     take_out({"train": {"steps": 9, "rdrop_weight": 5.0}}) returns {"train": {"steps": 9}} and the entry of
     "train.rdrop_weight=5.0".
@@ -142,7 +142,7 @@ def take_out(values: Mapping[str, Any], where: str = "") -> tuple[dict[str, Any]
 
 
 def refuse_removed(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Return the values without removed fields; raise UserError if one of these had a non-default value."""
+    """Return the values without removed fields; raise UserError if a removed field is not at its default."""
     rest, changed = take_out(values, where)
     if changed:
         raise UserError(

@@ -112,6 +112,6 @@ def spell_task(source: str, target: str) -> str:
 
 
 def find_language(style: TagStyle, code: str) -> str:
-    """Convert a family's code to a two-letter code, or return it unchanged: deu_Latn gives de."""
+    """Convert a model family's code to a two-letter code, such as deu_Latn to de, or return it unchanged."""
     codes = _CODES[style][0] if style in _CODES else {}
     return next((short for short, family_code in codes.items() if family_code == code), code)

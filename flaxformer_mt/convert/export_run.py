@@ -186,7 +186,7 @@ def check_expressible(target: Format, weights: Weights, quantization: str) -> No
 
 
 def write_checked(target: Format, weights: Weights, folder: Path, tolerance: float) -> Parity:
-    """Write an unquantized model into an empty folder; raise UserError if outputs exceed the tolerance."""
+    """Write an unquantized model into an empty folder; raise UserError if the parity check fails."""
     parity = _write(target, weights, folder, "none")
     if not parity.is_within(tolerance):
         raise UserError(

@@ -82,7 +82,7 @@ def changed_options(search: SearchConfig, names: Iterable[str]) -> list[str]:
 
 
 def constraining_options(search: SearchConfig) -> list[str]:
-    """Return the changed options that forbid or force tokens, as "search.NAME=VALUE"."""
+    """Return the non-default options that forbid or force tokens, as "search.NAME=VALUE"."""
     names = ("suppress", "no_repeat_ngram", "min_length_ratio", "min_length_offset")
     return changed_options(search, names)
 
@@ -132,7 +132,7 @@ def absent_shapes(model: ModelConfig, fields: Iterable[str], **sizes: int) -> Sh
 def make_table(
     model: ModelConfig, vocabs: Vocabs, rules: Rules, what: str, absent: Iterable[str] = ()
 ) -> Table:
-    """Make a name table; `absent`: fields whose parameters foreign networks have even if ours lack them."""
+    """Make a name table; the foreign network always has the parameters of the fields in `absent`."""
     sizes = {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
     return Table(shapes_of(model, **sizes), rules, what=what, absent=absent_shapes(model, absent, **sizes))
 

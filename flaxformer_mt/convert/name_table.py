@@ -167,7 +167,7 @@ class Table:
         return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if len(shapes) > 1 else shapes[0]
 
     def to_foreign(self, leaves: Leaves, *, tied: bool = True) -> Tensors:
-        """Convert Flax parameters to foreign arrays; without `tied`, of tied arrays only the first."""
+        """Convert Flax parameters to foreign arrays; tied=False returns only the first of tied arrays."""
         tensors: Tensors = {}
         built: dict[tuple[_Part, ...], np.ndarray] = {}
         for name, entry in self._entries.items():
@@ -343,7 +343,7 @@ def read_names(
 
 
 def expand_groups(text: str) -> list[str]:
-    """Return a text for each combination of groups: (enc|dec)_layers gives enc_layers and dec_layers."""
+    """Return a text for each combination of alternatives: (enc|dec)_x gives enc_x and dec_x."""
     parts = [part.split("|") for part in re.split(r"[()]", text)]
     return ["".join(choice) for choice in itertools.product(*parts)]
 
@@ -389,12 +389,12 @@ def _find(values: Mapping[str, Any], path: str) -> Any:
 
 
 def half_split_order(width: int) -> np.ndarray:
-    """Return the order of Flax columns in a model with all sines before all cosines; width 5: 0 2 4 1 3."""
+    """Return the Flax columns in an order with all sines before all cosines; for width 5: 0 2 4 1 3."""
     return np.concatenate([np.arange(0, width, 2), np.arange(1, width, 2)])
 
 
 def half_split(rule: Rule) -> Rule:
-    """Return the rule; if its array has a width axis, the layout also permutes it (half_split_order)."""
+    """Return the rule; a width axis of its array is also permuted by the layout (see `half_split_order`)."""
     axis = _find(_WIDTH_AXES, rule.ours if isinstance(rule.ours, str) else rule.ours[0])
     return rule if axis is None else replace(rule, layout=_permute(rule.layout, axis))
 

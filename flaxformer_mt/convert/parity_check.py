@@ -121,7 +121,7 @@ def make_batches(weights: Weights, *, read_data: bool = True) -> tuple[list[Batc
 
 
 def read_sample(weights: Weights, most: int) -> tuple[Ids, Ids, str]:
-    """Return the ids of the first `most` pairs of the first split in _SPLITS that exists, and its name."""
+    """Return the ids of the first `most` pairs of the first existing split in _SPLITS, and its name."""
     config, vocabs = weights.config, weights.vocabs
     split = next((name for name in _SPLITS if has_split(config.data, name)), _SPLITS[-1])
     pairs = read_pairs(config.data, split)

@@ -103,7 +103,7 @@ def make_word_model(words: Sequence[str], specials: Specials) -> bytes:
 
 
 def drop_fillers(model: bytes) -> tuple[bytes, int]:
-    """Remove the padding symbol and fillers from the end of a model; also return its number of subwords."""
+    """Remove padding symbol and fillers from a model's end; also return the number of remaining subwords."""
     proto = parse_model(model)
     while re.fullmatch(r"<(pad|padding|nothing|unnamed \d+)>", proto.pieces[-1].piece):
         del proto.pieces[-1]
@@ -115,7 +115,7 @@ def drop_fillers(model: bytes) -> tuple[bytes, int]:
 
 
 def add_fillers(model: bytes, multiple: int) -> tuple[bytes, int]:
-    """Add fillers up to a multiple of `multiple` subwords; also return the model's number of subwords."""
+    """Add fillers until the number of subwords is a multiple of `multiple`; also return this number."""
     proto = parse_model(model)
     size = len(proto.pieces)
     if size % multiple == 0:

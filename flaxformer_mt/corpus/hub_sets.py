@@ -15,7 +15,7 @@ PREFIX = "hf:"
 
 
 class HubRows:
-    """The rows of a Hub data set with a column per language or, if `nested`, mappings {language: text}."""
+    """Rows of a Hub data set: one column per language or, if `nested`, a column of {language: text} dicts."""
 
     def __init__(self, rows: Any, languages: tuple[str, str], *, nested: bool) -> None:
         self._rows, self._languages, self._nested = rows, languages, nested

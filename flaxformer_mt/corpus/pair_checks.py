@@ -27,7 +27,7 @@ _MARKS = re.compile("[\\s!-/:-@\\[-`{-~¡-¿‐-⁞\u3000-\u303f！-／：-＠�
 
 
 class TextBlock(NamedTuple):
-    """The texts of N pairs, their lengths in characters [N, 2], and the first side that has text, 0 or 1."""
+    """Texts of N pairs and lengths in characters [N, 2]; `first_side` is 1 without a source language."""
 
     texts: tuple[list[str], list[str]]
     lengths: np.ndarray
@@ -39,7 +39,7 @@ Rule = Callable[[TextBlock, CleanConfig], np.ndarray]
 
 
 class Finding(NamedTuple):
-    """A problem in a block: how many pairs have it, and the first of them as (row, side, pair)."""
+    """A problem in a block: how many pairs have it, and the first examples as (row, side, pair)."""
 
     pairs: int
     examples: list[tuple[int, int, tuple[bytes, bytes]]]

@@ -89,7 +89,7 @@ class RecordRows:
 
 
 def check_languages(name: str, languages: tuple[str, str], present: Iterable[str]) -> None:
-    """Raise UserError unless the data set `name` has text in both languages; the source may be ""."""
+    """Raise UserError unless data set `name` has text in both languages; the source language may be ""."""
     available = sorted(present)
     if missing := [language for language in languages if language and language not in available]:
         source = "--config.data.source_language and " if languages[0] else ""
@@ -196,7 +196,7 @@ class Pairs:
         return self._ends[-1]
 
     def name_texts(self) -> dict[str, str]:
-        """Describe the files of each data set for messages, in a dict whose keys are the sets' identities."""
+        """Return a description of each data set's files for messages, by the identity of the data set."""
         names = {split.identity: (*split.sides, split.metadata.get("folder", "")) for split in self._splits}
         return {text: f"{source}, {target} in {folder}" for text, (source, target, folder) in names.items()}
 

@@ -34,5 +34,5 @@ def parse_points(line: bytes, sizes: tuple[int, int], *, where: str) -> list[tup
 
 
 def format_points(points: Iterable[tuple[int, int]]) -> str:
-    """Format points, sorted by target, then by source position: [(0, 1), (1, 0)] gives "1-0 0-1"."""
+    """Sort points by target, then source position, and format them: [(0, 1), (1, 0)] gives "1-0 0-1"."""
     return " ".join(f"{source}-{target}" for source, target in sorted(points, key=lambda point: point[::-1]))

@@ -38,7 +38,7 @@ Split = Literal["train", "valid", "test"]
 def hold_out(
     splits: Sequence[RawSplit], cleaned: Sequence[Cleaned], sizes: Mapping[str, int], part: Split
 ) -> list[Cleaned]:
-    """Hold out pairs of the first data set of each direction; return the rows of each set that are in `part`.
+    """Hold out pairs of the first data set of each direction; return each set's rows in the split `part`.
 
     `sizes` are the numbers of `valid` and `test` pairs to hold out for each direction. The report of each set
     has the number of pairs held out, and the number of pairs left out of training (`aside`) because they
@@ -282,7 +282,7 @@ def _find_file(name: str, file: str, config: DataConfig) -> Path:
 
 
 def has_split(config: DataConfig, split: Split) -> bool:
-    """Return whether the first set of `data.dataset` or, with several directions, of any has the split."""
+    """Return whether the first data set (with several directions: the first set of any) has the split."""
     members = _choose_members(config, split)
     several = len(find_directions(config)) > 1
     return bool(members) if several else _has_split(members[0], config, split)

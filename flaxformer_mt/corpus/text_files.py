@@ -320,7 +320,7 @@ def _check_columns(path: Path, before: int, block: list[bytes], wanted: int) -> 
 
 
 def load_or_scan(path: Path, *, columns: int, folder: Path) -> Scan:
-    """Run `scan`, or load its result from the cache `folder` if the file's path and stamp are unchanged."""
+    """Run `scan`, or load its cached result if the path and the `read_stamp` of the file are unchanged."""
     before = read_stamp(path)
     cached = folder / digest([_FORMAT, columns, str(path.resolve()), before])
     if metadata := read_artifact(cached):

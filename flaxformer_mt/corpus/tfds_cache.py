@@ -88,7 +88,7 @@ def build_set(builder: Any) -> None:
 
 
 def build_once(make_builder: Callable[[], Any]) -> Any:
-    """Return the TFDS builder of a data set, which one process at a time prepares if it is missing.
+    """Return the TFDS builder of a data set; if the set is missing, one process prepares it, others wait.
 
     TFDS writes to a temporary folder and renames it at the end, so an existing data set is complete. The
     process that holds the lock removes the temporary folders of killed processes.

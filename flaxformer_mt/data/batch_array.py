@@ -25,7 +25,7 @@ _PADDING = -1
 
 
 class TokenRows(NamedTuple):
-    """One side of a `BatchArray`, numbers [B, L], from which masks, segments and positions are computed."""
+    """Computes masks, segments and positions of one side of a `BatchArray` from its `numbers` [B, L]."""
 
     numbers: Array
 
@@ -111,7 +111,7 @@ def as_batch(batch: Batch | BatchArray) -> Batch:
 
 
 class RowShare(NamedTuple):
-    """Selects rows of a batch that is cut into `parts` equal blocks; `blocks` are the selected indices."""
+    """Selects blocks of rows, by index, from a batch that is cut into `parts` equal blocks."""
 
     parts: int
     blocks: tuple[int, ...]

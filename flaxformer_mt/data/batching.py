@@ -175,7 +175,7 @@ class EpochPlan:
         return PlannedBatch(examples[pairs], numbers, self.shapes[shape_numbers[index]], self.packed)
 
     def shorten(self, batches: int) -> "EpochPlan":
-        """Return a plan of the first `batches` batches, whose counts still cover the whole epoch."""
+        """Return a plan of the first `batches` batches, with `skipped` and `tokens` of the whole epoch."""
         return dataclasses.replace(self, groups=self.groups.take(slice(batches)))
 
     @property
@@ -192,7 +192,7 @@ class EpochPlan:
         return np.bincount(self.groups.shape_numbers, minlength=len(self.shapes))
 
     def likely_tokens(self, lengths: np.ndarray) -> list[int]:
-        """Return, for each shape, a number of tokens of one side that a full batch will hardly exceed.
+        """Return, for each shape, a number of tokens on one side that full batches almost never exceed.
 
         `lengths` [N] has the tokens of all pairs on this side. The result is five standard deviations above
         the mean, or 0 if no batch has the shape. The deviation is the sum of two: between the full batches of

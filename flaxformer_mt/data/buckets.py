@@ -100,7 +100,7 @@ def fitting(source_lengths: np.ndarray, target_lengths: np.ndarray, *, config: D
 def smallest_shape(
     source_lengths: np.ndarray, target_lengths: np.ndarray, shapes: tuple[Shape, ...]
 ) -> np.ndarray:
-    """Return the index of the first shape that holds each pair, uint16 [N]; `len(shapes)` if no shape does.
+    """Return, for each pair, the index of the first shape that holds it, uint16 [N]; none: `len(shapes)`.
 
     With the shapes (B, 8, 8) and (B, 12, 16), the pairs (5, 8), (5, 9) and (13, 2) get 0, 1 and 2 (no shape).
     """

@@ -53,7 +53,7 @@ class Curriculum:
         return place.stage >= len(self.stages)
 
     def draw(self, place: Position) -> np.ndarray:
-        """Return the pairs of an epoch as numbers, counted from 0 over all sets, in arbitrary order."""
+        """Return the numbers of an epoch's pairs, counted from 0 over all data sets, in arbitrary order."""
         stage, start = self.stages[place.stage], 0
         drawn = [np.zeros(0, np.int64)]
         for number, (size, share) in enumerate(zip(self._sizes, stage.shares, strict=True)):
@@ -86,7 +86,7 @@ class Curriculum:
         return None if steps is None else steps * self._accumulation - place.stage_batches
 
     def after(self, place: Position, batches: int) -> Position:
-        """Return the position after the epoch that begins at `place` and has this number of batches."""
+        """Return the position after an epoch that begins at `place` and has `batches` batches."""
         stage = self.stages[place.stage]
         place = Position(
             place.epoch + 1, 0, place.stage, place.stage_epoch + 1, place.stage_batches + batches

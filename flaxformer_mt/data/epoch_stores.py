@@ -57,7 +57,7 @@ class EpochStores:
         return self._keep(epoch, self.pairs, self._drawing)
 
     def draw(self, epoch: int, drawn: np.ndarray, rates: NoiseConfig) -> tuple[TokenStore, np.ndarray]:
-        """Return a store with the drawn pairs as they are in `epoch`, and their numbers in this store.
+        """Return a store with the drawn pairs as they are in `epoch`, and the pairs' numbers in this store.
 
         `drawn` has numbers of pairs in the base store. Without subword sampling and noise (the `rates` of the
         stage), the result is the base store. Otherwise it is a new store that contains only the drawn pairs;

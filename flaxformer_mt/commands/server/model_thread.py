@@ -34,7 +34,7 @@ class ModelThread:
         self._thread.start()
 
     def submit(self, request: Request) -> Future[Translation]:
-        """Queue a request (its id is ignored); cancel the returned future to remove it from the search.
+        """Queue a request (its id is ignored); canceling the future removes the request from the search.
 
         The future raises the error of a request that cannot be translated, or `Stopped` if the thread has
         ended.
@@ -47,7 +47,7 @@ class ModelThread:
         return future
 
     def stop(self, *, patience: float | None = None) -> None:
-        """End the thread after its current step, waiting at most `patience` seconds; open requests fail."""
+        """End the thread after its current step; wait up to `patience` seconds; unfinished requests fail."""
         self._arriving.put(None)
         self._thread.join(patience)
 

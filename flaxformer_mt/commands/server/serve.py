@@ -90,7 +90,7 @@ def _warm_up(programs: Iterable[object], name: str) -> Iterator[object]:
 
 
 def log(message: str) -> None:
-    """Print why a request failed, also with --quiet, which redirects `sys.stderr`."""
+    """Print why a request failed, even with --quiet, which redirects `sys.stderr`."""
     line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in message)
     print(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {line}", file=sys.__stderr__, flush=True)
 

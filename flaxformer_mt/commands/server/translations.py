@@ -77,7 +77,7 @@ _SAMPLE = 200
 
 
 class Translations:
-    """Translates the texts of requests, and counts unanswered lines."""
+    """Translates the texts of requests, and counts the lines whose translations are not finished."""
 
     def __init__(self, models: Mapping[Pair, DirectedModel], *, most_waiting: int) -> None:
         """Refuse requests that would raise the number of unanswered lines above `most_waiting`."""

@@ -151,7 +151,7 @@ class CTranslate2Backend:
         }
 
     def seed(self, first_line: int) -> None:
-        """Seed random sampling of a text that starts at `first_line`; no effect after the first translation.
+        """Seed sampling for a text that starts at line `first_line`; only works before the first translation.
 
         Unlike the samples of this package, samples of CTranslate2 also depend on all previous sentences.
         """

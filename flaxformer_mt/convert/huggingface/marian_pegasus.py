@@ -95,7 +95,7 @@ def _make_constants(model: ModelConfig, positions: int, vocab_size: int) -> Iter
 
 
 def open_bart_tensors(folder: Path) -> dict[str, Any]:
-    """Open the tensors of a folder; names without the prefix "model.", as in files of BartModel, get it."""
+    """Open the tensors of a folder; add the prefix "model." to names that lack it, as in BartModel files."""
     tensors = open_tensors(folder)
     if any(name.startswith("model.") for name in tensors):
         return tensors

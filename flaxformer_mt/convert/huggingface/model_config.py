@@ -54,7 +54,7 @@ _REQUIRED = ("vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_
 
 
 def find_problems(fields: Mapping[str, Any], size: int, folder: Path, width: int) -> list[str]:
-    """List the reasons why a model cannot be imported: quantization, ids not below `size`, wrong sizes."""
+    """List the reasons why a model cannot be imported: quantization, ids >= `size`, or files too small."""
     problems = []
     if fields.get("quantization_config") is not None:
         problems.append(

@@ -35,7 +35,7 @@ def is_quantized(path: Path) -> bool:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], quantized: Collection[str] = ()) -> None:
-    """Write float32 arrays, and text as int8 arrays; `quantized` names the matrices to store in 8 bits."""
+    """Write float32 arrays and text (as int8 arrays); quantize the matrices in `quantized` to 8 bits."""
     headers, shapes, data = [], [], []
     for name, array in arrays.items():
         kind = _INTGEMM8 if name in quantized else _TEXT if array.dtype == np.int8 else _FLOAT32

@@ -300,7 +300,7 @@ class _Attention(nn.Module):
         self.dropout = nn.Dropout(m.attention_dropout_rate)
 
     def project(self, memory: Tensor, angles: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return keys [B, H, M, K] and values [B, H, M, E] of memory [B, M, D]."""
+        """Return keys [B, H, M, K] and values [B, H, M, E] for the attended sequence `memory` [B, M, D]."""
         return _rotate(self._heads(self.key(memory)), angles), self._heads(self.value(memory))
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Any, angles: Any = None) -> Tensor:
@@ -373,7 +373,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def main(arguments: list[str]) -> None:
-    """Translate standard input line by line: text or, with --ids, ids; `greedy` on batches is faster."""
+    """Translate standard input (text, or ids with --ids) line by line; `greedy` on batches is faster."""
     if arguments not in ([], ["--ids"]):
         sys.exit("usage: python modeling.py [--ids] < INPUT > OUTPUT")
     folder, as_ids = Path(__file__).resolve().parent, bool(arguments)

@@ -74,7 +74,7 @@ class TransformerModel(nn.Module):
         self.logit_factor = d_model**-0.5 if logit_scale else 1.0
 
     def forward(self, source: Tensor, target: Tensor, source_mask: Tensor, target_mask: Tensor) -> Tensor:
-        """Return logits [B, T, V] for ids [B, S] and [B, T]; masks are True at tokens, False at padding."""
+        """Return logits [B, T, V] for source ids [B, S] and target ids [B, T]; masks are False at padding."""
         length = target.shape[1]
         future = torch.ones(length, length, dtype=torch.bool, device=target.device).triu(1)
         source_padding = None if self.padding_mask == "none" else ~source_mask

@@ -153,7 +153,7 @@ IT = Phrase({"accusative": "es"}, ("it", "it"), light=True)
 
 
 def own(owned: Phrase, owner: Phrase) -> Phrase:
-    """Add an owner to a noun with a definite article, as in Annas Hund or der Hund des Mannes."""
+    """Add an owner to a definite noun phrase: Annas Hund, der Hund des Mannes."""
     genitive, said = owner.german["genitive"], owner.english[1]
     bare = make_noun(owned.noun, "", owned.plural, owned.adjective)
     german = {case: f"{owned.german[case]} {genitive}" for case in CASES}
