@@ -104,7 +104,7 @@ class TokenizeChunks:
         return {name: (numbers[name][0].astype(dtype), numbers[name][1]) for name, dtype in types.items()}
 
     def steps(self) -> dict[str, Step]:
-        """Return the steps in order; renaming a step would change its random numbers."""
+        """Return the tokenization steps in order; renaming a step would change its random numbers."""
         rates = self.drawing.noise.rates
         steps: dict[str, tuple[object, Step]] = {
             "noise": (rates.active, self._add_noise),
@@ -154,7 +154,7 @@ class TokenizeChunks:
 
 
 def step_seed(seed: int, chunk: int, name: str) -> int:
-    """Return the seed of a step's random numbers for one chunk."""
+    """Return the seed of the random numbers that a tokenization step uses for one chunk."""
     return fold(seed, chunk, zlib.crc32(name.encode()))
 
 

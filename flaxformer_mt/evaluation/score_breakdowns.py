@@ -52,7 +52,7 @@ class DirectionScorer:
 
 
 def join_reports(name: str, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Join the reports of several directions: mean scores, summed counts, and each report in `directions`."""
+    """Join the reports of several directions: mean scores, summed counts, and the reports as `directions`."""
     first = next(iter(reports.values()))
     metrics = find_metrics(first)
     means = {metric: fmean(report[metric] for report in reports.values()) for metric in metrics}

@@ -256,7 +256,7 @@ class _Program(NamedTuple):
         return [jnp.where(kept, x * dropout_scale(rate), 0.0) for x in numbers]
 
     def add_to(self, sums: Any, row: Any, places: tuple[Any, Any], numbers: Array) -> None:
-        """Add numbers to sums that only this program uses; the first row of a group overwrites the sums."""
+        """Add numbers to sums that only this program uses; the first row of a group sets the sums."""
         index, inside = self._find_scores(sums, places)
         if row:
             numbers = numbers + self.triton.load(index, mask=inside & (row[0] > 0), other=0.0)

@@ -61,7 +61,7 @@ class Parallel:
 
     @property
     def row_share(self) -> tuple[int, ...]:
-        """The parts of a batch that this process holds, as indices of the `layout.row_parts` parts.
+        """The parts of a batch that this process holds, as indices below `layout.row_parts`.
 
         With two processes of two devices each and data 4, it is (0, 1) in process 0 and (2, 3) in process 1.
         """

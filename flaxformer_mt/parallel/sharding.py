@@ -211,7 +211,7 @@ def fsdp_axis(path: str, dimensions: int) -> int | None:
 def choose_placements(
     shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]
 ) -> dict[str, Placement]:
-    """Return the placement of each parameter, by path; raise ValueError unless one rule matches each path."""
+    """Return the placement of each parameter, by path; raise ValueError unless each path matches one rule."""
     placements = {}
     for path, shape in shapes.items():
         matching = [
