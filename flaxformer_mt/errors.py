@@ -37,7 +37,7 @@ class UserError(Exception):
 
 
 class TrainingInterrupted(Exception):
-    """Training was stopped by SIGTERM or SIGINT; it can resume from the checkpoint that was saved before."""
+    """Training was stopped by SIGTERM or SIGINT; a checkpoint has been saved, from which it can resume."""
 
     def __init__(self, step: int, exit_status: int) -> None:
         super().__init__(f"training was interrupted at step {step}, which is saved; train again to resume")
@@ -52,7 +52,7 @@ class FlaxformerWarning(UserWarning):
 
 @contextlib.contextmanager
 def name_full_disk(path: str | Path) -> Iterator[None]:
-    """Add `path` to full-disk errors in the body; they have no path if the file was already open.
+    """Add `path` to full-disk errors in the body, which have no path if the file was already open.
 
     safetensors, PyTorch and ArrayRecord report a full disk only in the text of their own exceptions; these
     become an OSError.
@@ -184,7 +184,7 @@ def command_line(*arguments: object) -> str:
 
 
 def install_command(*packages: str, extra: str = "") -> str:
-    """Return the command that installs packages, and those of an extra, with the current Python's pip.
+    """Return the pip command that installs packages, and the requirements of an extra, for this Python.
 
     The versions for an extra are those that a checkout pins for its tests, or else the package's
     requirements.

@@ -73,7 +73,7 @@ def make_like(spec: str) -> jax.ShapeDtypeStruct:
 
 
 def compare_specs(stored: Specs, wanted: Specs) -> list[str]:
-    """Return one line per path whose dtype or shape differs: first the paths of `wanted`, then the others."""
+    """Return a line per path whose dtype or shape differs: those of `wanted`, then those only in `stored`."""
     lines = []
     for path in [*wanted, *(path for path in stored if path not in wanted)]:
         if stored.get(path) != wanted.get(path):
@@ -84,9 +84,9 @@ def compare_specs(stored: Specs, wanted: Specs) -> list[str]:
 
 
 def average_leaves(tables: Iterable[Leaves]) -> Leaves:
-    """Average each leaf over tables with equal paths, shapes and dtypes, in float64; keep the dtypes.
+    """Average several sets of leaves with equal paths, shapes and dtypes, in float64; keep the dtypes.
 
-    Leaves that are not floating-point numbers are taken from the last table.
+    Leaves that are not floating-point numbers are taken from the last set.
     """
     sums: Leaves = {}
     newest: Leaves = {}

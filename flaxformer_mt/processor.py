@@ -31,7 +31,7 @@ def bfloat16_instructions() -> list[str]:
 
 
 def slow_bfloat16_reason() -> str | None:
-    """Return why this processor multiplies bfloat16 no faster than float32; None if it does so faster."""
+    """Return why this processor multiplies bfloat16 no faster than float32; None if bfloat16 is faster."""
     instructions = bfloat16_instructions()
     if not instructions:
         return f"it has none of {', '.join(BFLOAT16_INSTRUCTIONS)}"

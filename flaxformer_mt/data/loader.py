@@ -178,7 +178,7 @@ class _Epochs:
 def valid_batches(
     store: TokenStore, config: DataConfig, *, pad_id: int, bos_id: int, share: RowShare = ALL_ROWS
 ) -> list[BatchArray]:
-    """Make the batches of an evaluation set: each pair once, of any length, in fixed order and few shapes."""
+    """Make the batches of an evaluation set in few shapes: each pair once, of any length, in fixed order."""
     plan = plan_in_order(store.source_lengths, store.target_lengths, config=config)
     return [
         make_batch(store, plan[index], pad_id=pad_id, bos_id=bos_id, share=share)

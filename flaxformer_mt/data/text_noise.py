@@ -45,7 +45,7 @@ class TextNoise(NamedTuple):
 
     @property
     def identity(self) -> list[Any]:
-        """JSON values that are equal only if two settings change every text in the same way."""
+        """JSON values that differ if two settings may change a text in different ways."""
         return [_FORMAT, dataclasses.asdict(self.rates), sorted(self.symbols)]
 
     def apply(
@@ -304,7 +304,7 @@ def make_words(chance: random.Random) -> list[str]:
 
 
 def add_words(pair: Pair, links: np.ndarray, share: float, chance: random.Random) -> tuple[Pair, np.ndarray]:
-    """Insert the same random words after a share of the source words and after their translations.
+    """Insert random words after a share of the source words, and the same words after their translations.
 
     Only words that are aligned one to one, and whose translation is spelled differently, are chosen. If "xy
     zw" is added after "Hund" and "dog" in "der Hund" and "the dog", the links 0-0 1-1 become 0-0 1-1 2-2 3-3.

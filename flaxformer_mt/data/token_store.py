@@ -108,7 +108,7 @@ class TokenStore:
 
     @property
     def source_lengths(self) -> np.ndarray:
-        """The number of source tokens of each pair, including eos, int32 [N]; 0 where there is no source."""
+        """The number of source tokens of each pair, including eos, int32 [N]; 0 for a pair without source."""
         return self.source.lengths
 
     @property

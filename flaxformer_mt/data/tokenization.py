@@ -25,7 +25,7 @@ NOTHING = np.zeros(0, np.int32)
 
 
 class Drawing(NamedTuple):
-    """What is random in a token store: subword sampling (both sides), and text noise."""
+    """The settings of random tokenization: subword sampling (on both sides) and text noise."""
 
     sampling: float = 0.0
     seed: int = 0
@@ -47,7 +47,7 @@ NO_DRAWING = Drawing()
 
 @dataclass
 class Chunk:
-    """Consecutive pairs: their texts, the number of each pair's data set, and once tokenized, the token ids.
+    """Consecutive pairs: their texts, the index of each pair's data set and, after tokenization, token ids.
 
     links: the word alignment [K, 2] of each pair, or None. before: the pairs that precede each pair in its
     document, the nearest last. context: the token ids of their sources that fit before the pair's source.
@@ -104,7 +104,7 @@ class TokenizeChunks:
         return {name: (numbers[name][0].astype(dtype), numbers[name][1]) for name, dtype in types.items()}
 
     def steps(self) -> dict[str, Step]:
-        """Return the steps in order; renaming a step would change its random numbers."""
+        """Return the tokenization steps in order; renaming a step would change its random numbers."""
         rates = self.drawing.noise.rates
         steps: dict[str, tuple[object, Step]] = {
             "noise": (rates.active, self._add_noise),
@@ -154,7 +154,7 @@ class TokenizeChunks:
 
 
 def step_seed(seed: int, chunk: int, name: str) -> int:
-    """Return the seed of a step's random numbers for one chunk."""
+    """Return the seed of the random numbers that a tokenization step uses for one chunk."""
     return fold(seed, chunk, zlib.crc32(name.encode()))
 
 

@@ -59,7 +59,7 @@ _REFILL_SHARE, _ACCELERATOR_REFILL_SHARE = 24, 5
 
 
 class StatePrograms:
-    """The programs for states of one size; each call waits until its program is compiled."""
+    """The programs for search states of one size; each call waits until its program is compiled."""
 
     def __init__(self, parts: int, **programs: "Future[Callable[..., Any]]") -> None:
         self._parts, self._programs = parts, programs
@@ -75,7 +75,7 @@ class StatePrograms:
         return self._programs["empty"].result()((), np.ones(self._parts, np.int32))
 
     def prefill(self, params: tuple[Any, ...], sources: Sources) -> Leaves:
-        """Read sources; return the state of these sentences, which `generate` takes as `waiting`."""
+        """Run the models on sources; return the result, which `generate` takes as `waiting`."""
         self.wait()
         return self._programs["prefill"].result()(params, *sources)
 

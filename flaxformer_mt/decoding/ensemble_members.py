@@ -37,7 +37,7 @@ class Sources(NamedTuple):
 
 
 class Members:
-    """One model, or the members of an ensemble, with the parameters; used while a program is traced."""
+    """The model, or the members of an ensemble, with their parameters; used while a program is traced."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Members:
         return cache._replace(per_beam=tuple(kept) if several else kept[0])
 
     def add_source_mask(self, sources: Sources) -> Lines:
-        """Return the search inputs of the sources; if there is a coverage penalty, add the source mask."""
+        """Return the search inputs of the sources, with the source mask if there is a coverage penalty."""
         return sources.lines._replace(source_mask=sources.mask) if self.covers else sources.lines
 
 

@@ -52,7 +52,7 @@ class Pair(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """Selects the target-to-source attention weights to return: of a decoder layer, in one head or all."""
+    """Selects target-to-source attention weights: a decoder layer, and a head or the mean of all heads."""
 
     # Counted from 0; -1 is the last layer.
     layer: int
@@ -151,7 +151,7 @@ class TokenScorer:
         params: Sequence[Any],
         watched: Sequence[Watched] = (),
     ) -> list[Reading]:
-        """Return the readings of pairs in order; all batches after an out-of-memory error are smaller."""
+        """Return the readings of pairs in order; after an out-of-memory error, later batches are smaller."""
         run = functools.partial(self.run, tuple(params), watched=tuple(watched))
         found: dict[int, Reading] = {}
         while missing := [index for index in range(len(pairs)) if index not in found]:

@@ -37,7 +37,7 @@ class _Key(NamedTuple):
 
 
 class Scheduler:
-    """Searches for translations of sentences submitted at any time; `step` continues and returns results.
+    """Translates sentences, which may be submitted at any time; `step` runs the search and yields results.
 
     All methods must be called from one thread. Which sentences share a batch depends only on the order of
     these calls, not on time: the same calls give bitwise identical results.
@@ -68,7 +68,7 @@ class Scheduler:
         return len(self._sentences)
 
     def submit(self, sentences: Mapping[Any, Sentence], *, n_best: int) -> None:
-        """Add named sentences, all of the same `Form`; `step` returns their results under these names."""
+        """Add sentences by name, with inputs of one common `Form`; `step` yields their results by name."""
         form = self._engine.arrays.find_form(list(sentences.values()))
         self._sentences.update((name, (sentence, n_best)) for name, sentence in sentences.items())
         self._unassigned.setdefault((form, n_best), {}).update(sentences)
@@ -82,7 +82,7 @@ class Scheduler:
                 self._slots[key].waiting.pop(name, None)
 
     def compile(self) -> None:
-        """Compile the programs that the sentences so far need if no more follow; return when this is done."""
+        """Compile the programs for the submitted sentences, as if no more followed, and wait for them."""
         self._assign(all_of_them=True)
         for programs in [slots.programs for slots in self._slots.values()]:
             programs.wait()

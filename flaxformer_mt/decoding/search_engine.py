@@ -68,7 +68,7 @@ class TokenBudget:
 
 
 class Call(NamedTuple):
-    """A call of `generate`: its outputs, and the names of sentences that entered each part of the rows."""
+    """A call of `generate`: its outputs and, for each part of the rows, the sentences that entered."""
 
     entered: list[list[Hashable]]
     owners: Any
@@ -80,7 +80,7 @@ class Call(NamedTuple):
 
 
 class Slots:
-    """The sentences in the slots of one state; `finish` reads the results of `start` calls in order."""
+    """The sentences in the slots of one search state; pass each call from `start` to `finish`, in order."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Slots:
 
     @property
     def num_busy(self) -> int:
-        """The number of sentences in slots, according to the results that have been read."""
+        """The number of sentences in slots, as of the last call of `finish`."""
         return sum(map(len, self._busy))
 
     @property
@@ -132,7 +132,7 @@ class Slots:
         return left
 
     def start(self, max_steps: int = UNLIMITED, *, leave: int = 0, more: bool = False) -> Call:
-        """Let waiting sentences enter; then start at most `max_steps` steps, which run asynchronously.
+        """Let waiting sentences enter slots; then start at most `max_steps` steps, which run asynchronously.
 
         Without a limit, sentences also enter slots that become free during the call. Once no sentence waits,
         the call may end with `leave` slots per part still occupied. `more`: whether further sentences follow;
@@ -274,7 +274,7 @@ class SearchEngine:
         )
 
     def sizes(self, n_best: int) -> StateSizes:
-        """Return the sizes of states; they become smaller when the device runs out of memory."""
+        """Return the current sizes of states, which shrink when the device runs out of memory."""
         width = search_width(self.options, n_best)
         is_cpu = default_platform() == "cpu"
         return StateSizes(self.lengths, width, self.budget.tokens, self.programs.parts, single=is_cpu)

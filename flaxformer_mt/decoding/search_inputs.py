@@ -22,7 +22,7 @@ _SHORTEST = 8
 
 
 class Candidates:
-    """Selects the tokens that each translation may use; `shortlists`: the tokens common to all."""
+    """Selects the tokens that each translation may use; `shortlists`: those that all translations may use."""
 
     def __init__(self, shortlist: Shortlist, symbols: Symbols, size: int, *, longest_source: int) -> None:
         """`size`: number of entries of the target vocabulary."""
@@ -36,7 +36,7 @@ class Candidates:
         self._left_out[[*banned, *self.shortlists.common]] = True
 
     def find(self, source: np.ndarray, required: Sequence[Sequence[int]]) -> np.ndarray:
-        """Return a sentence's own candidates, most probable first, as ids plus 1: 0 is padding."""
+        """Return id + 1 (0 is padding) of a sentence's own candidates: first required, then likely ones."""
         found = self._shortlist.find(source)
         if required:
             found = np.concatenate([*map(np.array, required), found])
@@ -82,7 +82,7 @@ class Sentence:
 
 
 class Form(NamedTuple):
-    """How many constraints the inputs of a program have room for; 0: none.
+    """The maximum numbers of constraints in the inputs of a program; 0: none.
 
     prefix: number of tokens. phrases, phrase: number of required phrases, and number of tokens of each.
     minimum: whether translations have a minimum length.
@@ -130,13 +130,13 @@ class SentenceArrays:
     def lay_out(
         self, sentences: Sequence[Sequence[Sentence]], form: Form, *, rows: int, source_length: int
     ) -> Sources:
-        """Lay out each list of sentences in `rows` rows of arrays; unused rows have max_lengths 0."""
+        """Put each list of sentences into `rows` rows of the input arrays; unused rows have max_lengths 0."""
         total = rows * len(sentences)
         every = [one for own in sentences for one in own]
         places = np.concatenate([part * rows + np.arange(len(own)) for part, own in enumerate(sentences)])
 
         def fill(values: Iterable[Any], *shape: int, blank: int = 0, dtype: Any = np.int32) -> np.ndarray:
-            """Return an array [all rows, *shape]: each row has the value of its sentence, then blanks."""
+            """Return an array [total, *shape]: each sentence's value in its row, padded with `blank`."""
             filled = np.full((total, *shape), blank, dtype)
             if not shape:
                 filled[places] = np.fromiter(values, dtype, len(every))

@@ -67,7 +67,7 @@ class LengthRule:
         return min(limit, max(1, needed, int(ratio * source_length + offset)))
 
     def expected(self, source_length: int, needed: int = 0) -> int:
-        """Return the capacity of a first search for this source length: the likely length, or else a guess.
+        """Return the target length for a first search: the likely length or, if it is unknown, a guess.
 
         `needed`: the minimum number of tokens, due to a prefix or to required phrases.
         """
@@ -192,7 +192,7 @@ class StateSizes:
         return _first(self.many(), source_length, capacity) or self.choose_few(source_length, needed)
 
     def choose_few(self, source_length: int, needed: int, *, count: int | None = None) -> Size:
-        """Return the size for a few sentences up to this length; `count`: their number, if no more follow."""
+        """Return the size for a few sentences of up to this length; `count`: how many (None: unknown)."""
         limit, alone = self.lengths.limit(source_length, needed), count is not None and count <= self.parts
         found = _first([*(self.one() if alone else []), *self.few()], source_length, limit)
         if found is None:  # for a long prefix, or many required phrases
@@ -201,11 +201,11 @@ class StateSizes:
         return found
 
     def fits_few(self, count: int, small: Size) -> bool:
-        """Return whether to search `count` sentences in `small`, a size for a few, not in a size for many."""
+        """Return whether `count` sentences are few enough for `small`, a size for a few sentences."""
         return count <= _FEW_FILLS * small.rows * self.parts
 
     def choose_again(self, source_length: int, needed: int, *, others: Iterable[Size]) -> Size:
-        """Return a size with room for the length limit: one of `others`, else one for a few sentences."""
+        """Return a size for a second search, with room for the length limit; preferably one of `others`."""
         found = [*sorted(others, key=lambda size: size.capacity), self.few()[-1]]
         limit = self.lengths.limit(source_length, needed)
         return _first(found, source_length, limit) or self.choose_few(source_length, needed)

@@ -180,7 +180,7 @@ def find_largest_differences(
     most: int,
     lowercase: bool = False,
 ) -> list[tuple[int, float, float]]:
-    """Return the index and the two chrF scores of each of the `most` sentences whose chrF differs most."""
+    """Return (index, left chrF, right chrF) of the `most` sentences whose two chrF scores differ most."""
     unlike = [i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b]
     ours, theirs = (
         score_sentences(

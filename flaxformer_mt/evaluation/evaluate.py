@@ -83,7 +83,7 @@ def _show_progress(doing: str, total: int, system: str, stream: TextIO | None) -
 
 
 class EvaluationResult(TypedDict, total=False):
-    """The result of `evaluate_run`, which `evaluate` prints; the names of further scorers are keys, too."""
+    """The result of `evaluate_run`, which `evaluate` prints; each name in `scorers` is also a key."""
 
     # Name of the split or of the source file; the files in RUN/translations/ have this name.
     name: str

@@ -146,7 +146,7 @@ def read_sets(
     vocab_tags: Mapping[str, int] = MappingProxyType({}),
     alone: bool = False,
 ) -> list[ScoredSet]:
-    """Read the two files, or if there are none, the split of each direction with these languages (None: any).
+    """Read the two files or, without files, the split of each direction with these languages (None: any).
 
     `alone`: whether a source may be given without a reference.
     """
@@ -213,7 +213,7 @@ def _read_split(data: DataConfig, split: Split) -> dict[Direction, list[tuple[Pa
 
 
 def check_split(config: Config, split: Split, *, files: str) -> None:
-    """Raise UserError if the data set has no such split; the message suggests the flags `files` instead."""
+    """Raise UserError if the data set lacks this split; the message suggests the flags in `files` instead."""
     if split not in get_args(Split):
         raise UserError(f"split is {split!r}; it must be test or valid")
     if not has_split(config.data, split):

@@ -52,7 +52,7 @@ def read_curve(records: Sequence[Mapping[str, Any]], split: str, name: str) -> C
 
 
 def draw_training(panels: Mapping[str, Mapping[str, Curve]], *, title: str) -> "Figure":
-    """Draw panels below each other over the same steps; non-finite values are gaps in the curves."""
+    """Draw panels below each other with a common step axis; non-finite values are gaps in the curves."""
     figure = _make_figure(10, max(2.4 * len(panels), 3), title)
     rows = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
     for axes, (name, curves) in zip(rows, panels.items(), strict=True):
@@ -88,7 +88,7 @@ class Bar(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A drawing as the content of an SVG element, and the text that screen readers read."""
+    """A drawing, as the content of an SVG element, and its text for screen readers."""
 
     title: str
     said: str

@@ -52,7 +52,7 @@ class DirectionScorer:
 
 
 def join_reports(name: str, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Join the reports of several directions: mean scores, summed counts, and each report in `directions`."""
+    """Join the reports of several directions: mean scores, summed counts, and the reports as `directions`."""
     first = next(iter(reports.values()))
     metrics = find_metrics(first)
     means = {metric: fmean(report[metric] for report in reports.values()) for metric in metrics}
@@ -71,7 +71,7 @@ def join_reports(name: str, reports: Mapping[str, Mapping[str, Any]]) -> dict[st
 
 
 def find_metrics(report: Mapping[str, Any]) -> list[str]:
-    """Return the names of the metrics in a report: first the standard metrics, then further scorers."""
+    """Return the names of the metrics in a report: first the standard metrics, then those in `scorers`."""
     return [name for name in (*METRICS, *report.get("scorers", ())) if name in report]
 
 
@@ -129,7 +129,7 @@ def score_by_length(translations: Translations, *, lowercase: bool, tokenize: st
 
 
 def score_terms(translations: Translations, glossary: Glossary) -> dict[str, Any]:
-    """Count terms whose translations are in the references; `used`: the share also in the hypotheses."""
+    """Count terms whose translations are in references; `used`: the share of them also in hypotheses."""
     found = list[bool]()
     texts = (translations.sources, translations.references, translations.hypotheses)
     for source, reference, hypothesis in zip(*texts, strict=True):

@@ -64,7 +64,7 @@ def attend(
     drop: Drop | None = None,
     see_weights: SeeWeights | None = None,
 ) -> Array:
-    """Average the values under softmax(query keys / sqrt(K)) (Vaswani et al. 2017, equation 1).
+    """Average the values with weights softmax(query keys / sqrt(K)) (Vaswani et al. 2017, equation 1).
 
     `scale` replaces the factor 1 / sqrt(K).
     """

@@ -63,12 +63,12 @@ def score_words(multiply: Multiply, hidden: Array, output: Output, target: Array
 
 
 def score_in_bfloat16(multiply: Multiply, hidden: Array, output: Output, target: Array | None) -> _Words:
-    """Do the same as `score_words`, with logits in the dtype of `hidden`: GPUs write and reread them."""
+    """Do the same as `score_words`, with logits in `hidden.dtype`, because GPUs write and reread logits."""
     return score_words(lambda *operands: multiply(*operands).astype(hidden.dtype), hidden, output, target)
 
 
 def score_rounded(multiply: Multiply, hidden: Array, output: Output, target: Array | None) -> _Words:
-    """Do as `score_words`, but sum exponentials rounded to `hidden.dtype`; the largest, exp(0), is 1.
+    """Do the same as `score_words`, but sum exponentials, at most exp(0) = 1, rounded to `hidden.dtype`.
 
     To sum unrounded exponentials, XLA's CPU compiler would write them in float32 and read them twice: for the
     sum and for rounding.

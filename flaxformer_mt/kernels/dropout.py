@@ -59,7 +59,7 @@ def make_dropout_key(
 
 
 def make_hash_key(key: Array, part: Array | int = 0) -> Array:
-    """Make a key of this module's generator, which compiles quickly, from any JAX key."""
+    """Convert any JAX key to a key of this module's generator, which compiles quickly."""
     words = jax.random.bits(key, (_WORDS - 1,), jnp.uint32)
     return jax.random.wrap_key_data(jnp.append(words, jnp.asarray(part, jnp.uint32)), impl=_HASH)
 
@@ -70,7 +70,7 @@ def is_hash_key(key: Array) -> bool:
 
 
 def split_key(key: Array, size: int) -> tuple[Array, Array]:
-    """Return the two key words that are mixed into numbers, and the number of the first of `size` entries.
+    """Return the key words for `hash_numbers`, and the number that it hashes for the first of `size` entries.
 
     `dropout` keeps entry i where hash_numbers(first + i, words) >= keep_threshold(rate), modulo 2 ** 32.
     """

@@ -40,7 +40,7 @@ class Quantized(NamedTuple):
 
 
 def quantize_matrix(matrix: Any, inputs: Iterable[int]) -> Quantized:
-    """Quantize a matrix whose axes `inputs` are summed in products; outputs that are all 0 stay 0."""
+    """Quantize a matrix; products sum over its axes `inputs`; outputs whose weights are all 0 stay 0."""
     matrix = np.asarray(matrix, np.float32)
     axes = tuple(inputs)
     scale = np.abs(matrix).max(axes, keepdims=True) / np.float32(_LARGEST)

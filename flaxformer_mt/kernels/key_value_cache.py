@@ -57,7 +57,7 @@ def score(
 
 
 def average(kernels: Kernels, weights: Array, cache: KeyValues, dtype: DTypeLike) -> Array:
-    """Average the cached values under float32 weights [B, H, W, M]; return [B, H, W, E] in `dtype`."""
+    """Average the cached values with float32 weights [B, H, W, M]; return [B, H, W, E] in `dtype`."""
     if "value_scale" in cache:
         rows = quantize_rows(weights * cache["value_scale"])
         sums = kernels.integer_product("BHWM,BHME->BHWE", rows.values, cache["values"])

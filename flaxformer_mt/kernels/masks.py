@@ -108,7 +108,7 @@ class MaskRule:
         return query_segments, memory_segments
 
     def memory_lengths(self) -> Array | None:
-        """Count the tokens of each row, [B], at least 1; None if lengths alone do not determine the mask.
+        """Count the attended tokens of each row, [B], at least 1; None if counts do not determine the mask.
 
         The minimum is 1 because kernels that take lengths give no result for a row without tokens, such as a
         row that only fills up the batch.

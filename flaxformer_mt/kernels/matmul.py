@@ -35,7 +35,7 @@ def multiply(spec: str, x: Array, y: Array) -> Array:
 
 
 def multiply_on_cpu(spec: str, x: Array, y: Array) -> Array:
-    """Compute `multiply` in the only form in which XLA's CPU library really multiplies bfloat16 numbers."""
+    """Do the same as `multiply`, in the only form that XLA's CPU library really computes in bfloat16."""
     return multiply(spec, x, y) if jnp.result_type(x, y) == jnp.float32 else multiply_rows(spec, x, y)
 
 
@@ -132,7 +132,7 @@ def _multiply_in_order(product: Product, result: str, *operands: tuple[str, Arra
 
 
 def multiply_rows(spec: str, x: Array, y: Array, *, sums: DTypeLike = jnp.float32) -> Array:
-    """Compute an einsum as XLA's CPU library needs it for bfloat16: rows of x by rows or columns of y.
+    """Compute an einsum as rows of x times rows or columns of y, as XLA's CPU library requires for bfloat16.
 
     int8 is multiplied in the same form, with sums in int32.
 

@@ -32,7 +32,7 @@ _FIRST_AXES = ((0,), (0,))
 
 
 class Segments(NamedTuple):
-    """The segment numbers of positions, int32 [B, 1, Q] and [B, 1, M]; 0 is padding."""
+    """The segment numbers of queries, int32 [B, 1, Q], and attended positions, [B, 1, M]; 0 is padding."""
 
     query: Array
     memory: Array
@@ -171,11 +171,11 @@ class _Part(NamedTuple):
     array: Any
 
     def read(self, row: int, group: _Group) -> Array:
-        """Read the lanes that a group of heads has in one row, [T, width]."""
+        """Read the lanes of a group of heads in one row: [T, width]."""
         return self.array[row, slice(None), slice(group.start, group.start + group.width)]
 
     def write(self, row: int, group: _Group, numbers: Array) -> None:
-        """Write the lanes that a group of heads has in one row."""
+        """Write the lanes of a group of heads in one row."""
         place = row, slice(None), slice(group.start, group.start + group.width)
         self.array[place] = numbers.astype(self.array.dtype)
 

@@ -155,7 +155,7 @@ def _call(
     memory = tiles.tile * tiles.number if forward else tiles.tile
 
     def of(axis: int, number: Any) -> Any:
-        """Return the program's position along the queries (0) or the keys (1)."""
+        """Return the index of a program's block along the queries (axis 0) or the keys (axis 1)."""
         return number if forward == (axis == 0) else 0
 
     blocks = {
@@ -211,12 +211,12 @@ class _Program(NamedTuple):
     triton: Any
 
     def read(self, array: Any, row: Any, place: Any, *, of_queries: bool = True) -> Array:
-        """Read queries [block, K], keys [tile, K] or query statistics [block]; zeros follow the row's end."""
+        """Read queries [block, K], keys [tile, K] or query statistics [block]; zeros after the row's end."""
         index, inside = self._find(array, row, place, of_queries)
         return self.triton.load(index, mask=inside, other=0)
 
     def write(self, array: Any, row: Any, place: Any, numbers: Array, *, of_queries: bool = True) -> None:
-        """Write numbers to the positions that `read` would read."""
+        """Write numbers to the positions that `read` reads with the same arguments."""
         index, inside = self._find(array, row, place, of_queries)
         self.triton.store(index, numbers.astype(array.dtype), mask=inside)
 
@@ -256,7 +256,7 @@ class _Program(NamedTuple):
         return [jnp.where(kept, x * dropout_scale(rate), 0.0) for x in numbers]
 
     def add_to(self, sums: Any, row: Any, places: tuple[Any, Any], numbers: Array) -> None:
-        """Add numbers to sums that only this program uses; the first row of a group overwrites the sums."""
+        """Add numbers to sums that only this program uses; the first row of a group sets the sums."""
         index, inside = self._find_scores(sums, places)
         if row:
             numbers = numbers + self.triton.load(index, mask=inside & (row[0] > 0), other=0.0)

@@ -19,7 +19,7 @@ _OF_TARGET_TOKENS = {*Batch._fields[Batch._fields.index("target_positions") + 1 
 
 
 class Places(NamedTuple):
-    """Maps between slots of an array with padding, [B, T], and entries of one without padding, [R, T].
+    """Maps slots of an array with padding, [B, T], to entries of one without padding, [R, T], and back.
 
     slots: the flat slot index of each entry: first the slots of real tokens in order, then some padding
     slots. entries: the flat entry index of each slot; a padding slot without an entry has an index beyond the
@@ -63,7 +63,7 @@ def unpad(batch: Batch, sizes: tuple[int, int]) -> Batch:
 
 @typed
 def find_places(is_token: Bool[Array, "B T"], size: int) -> Places:
-    """Return the places of a batch of at most `size` tokens, where `size` is a multiple of T.
+    """Return the `Places` of a batch of at most `size` tokens, where `size` is a multiple of T.
 
     [[1 1 0] [1 0 0]] with size 3 gives slots [[0 1 3]] and entries [[0 1 3] [2 4 5]].
     """

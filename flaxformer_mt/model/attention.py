@@ -129,7 +129,7 @@ class MultiHeadAttention(nn.Module):
             self.sow(GUIDED, "head_keys", self.key.of_first_head(memory))
 
     def project_memory(self, memory: Array, positions: Array | None = None) -> KeyValues:
-        """Project memory [B, M, D] to keys [B, H, K, M] and values [B, H, M, E] for all decoding steps."""
+        """Project encoder output or a prefix, [B, M, D], to keys [B, H, K, M] and values [B, H, M, E]."""
         keys, values = self.key(memory), self.value(memory)
         if positions is not None:
             keys = rotate(keys, positions)
@@ -140,14 +140,14 @@ class MultiHeadAttention(nn.Module):
         return self.key.kernel_scale is not None
 
     def attend_memory(self, x: Array, memory: KeyValues, *, mask: Array | None) -> Array:
-        """Attend from one token per beam, x [B, W, D], to projected memory that the beams of a row share."""
+        """Attend from one token per beam, x [B, W, D], to keys and values that the beams of a row share."""
         scores = score(self.kernels, self._scale_query(self.query(x)), memory, mask)
         weights = jax.nn.softmax(scores, axis=-1)
         self.sow("intermediates", "attention_weights", weights)
         return self.output(average(self.kernels, weights, memory, self.config.dtype).swapaxes(1, 2))
 
     def empty_cache(self, batch: int, beams: int, max_length: int) -> KeyValues:
-        """Make an empty cache of T = `max_length` tokens: keys [B, H, K, TW] and values [B, H, TW, E]."""
+        """Make an empty cache for T = `max_length` tokens: keys [B, H, K, TW] and values [B, H, TW, E]."""
         config = self.config
         key_dim = config.key_dim or config.model_dim // config.num_heads
         value_dim = config.value_dim or config.model_dim // config.num_heads
@@ -203,7 +203,7 @@ def make_ancestors(batch: int, beams: int, length: int) -> Array:
 
 
 def make_ancestry_mask(cache: Cache, *, beams: int, length: int) -> Array:
-    """Mark the cached tokens of each hypothesis: bool [B, W, T, U], True if beam u wrote token t of w.
+    """Mark the cached tokens of each hypothesis: bool [B, W, T, U], True if beam u wrote token t of beam w.
 
     With ancestors [[0 0] [0 1]] of two beams at index 1, beam 1 attends to token 0 of beam 0 and to its own
     token 1. Without ancestors, each beam attends to the tokens that it wrote itself.

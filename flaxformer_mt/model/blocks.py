@@ -15,7 +15,7 @@ BlockCache = dict[str, Array]
 
 
 class Block(nn.Module):
-    """The base class of blocks, whose first sublayer reads other tokens and whose last is feed-forward."""
+    """The base class of blocks: the first sublayer combines tokens, and the last is feed-forward."""
 
     config: ModelConfig
     kernels: Kernels
@@ -58,7 +58,7 @@ class CausalBlock(EncoderBlock):
     """Decoder-only block: self-attention and feed-forward, with a cache for decoding token by token."""
 
     def read(self, x: Array, mask: MaskRule, positions: Array | None) -> tuple[Array, BlockCache]:
-        """Run a prefix, x [B, S, D]; return the output, and the keys and values for later steps."""
+        """Run the block on a prefix, x [B, S, D]; return the output, and keys and values for later steps."""
         prefix = self.self_attention.project_memory(self.self_attention_residual.before(x), positions)
         return self._feed(self._read(x, mask, positions, True), True), prefix
 
@@ -100,7 +100,7 @@ class DecoderBlock(Block):
         )
 
     def project_memory(self, memory: Array) -> BlockCache:
-        """Project the memory to the keys and values of cross-attention, once per source."""
+        """Project the encoder output to the keys and values of cross-attention, once per source."""
         return self.cross_attention.project_memory(memory)
 
     def step(

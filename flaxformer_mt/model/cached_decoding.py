@@ -38,7 +38,7 @@ class ListedOutput(NamedTuple):
 
 
 def list_output(table: Array, bias: Array | None, tokens: Array) -> ListedOutput:
-    """Gather the columns of the output layer for `tokens` [B, C], which are ids plus 1, or 0 for padding."""
+    """Gather the output layer's columns for `tokens` [B, C]; an entry is 0 for padding, otherwise id + 1."""
     ids = jnp.maximum(tokens - 1, 0)
     kernel = jnp.swapaxes(take_rows(table, ids).astype(jnp.float32), 1, 2)
     return ListedOutput(kernel, None if bias is None else jnp.take(bias, ids).astype(jnp.float32), tokens > 0)
@@ -105,7 +105,7 @@ class CachedDecoder(nn.Module):
         return take_rows(table, ids), None if bias is None else bias[ids]
 
     def add_shortlists(self, cache: Cache, tokens: Array) -> Cache:
-        """Add the output layer's columns for each row's `tokens` (ids plus 1; 0: padding) to a cache."""
+        """Add to a cache the output layer's columns for each row's `tokens` (0: padding; else id + 1)."""
         return cache._replace(shared=cache.shared | {"output": list_output(*self.output_layer(), tokens)})
 
     def decode_step(

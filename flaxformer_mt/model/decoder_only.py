@@ -17,7 +17,7 @@ from flaxformer_mt.shapes import Array, Batch, Cache
 
 
 class DecoderOnly(CachedDecoder):
-    """Embedding, causal stack and output layer; the output layer is tied unless `model.tying` is none.
+    """Embedding, causal stack and output layer, which is tied unless `model.tying` is `none`.
 
     A source [5 6 2 0] and target_in [1 7 8 0], with padding 0, form the row 5 6 2 0 1 7 8 0 with positions
     0 1 2 - 3 4 5 -, in which padding has no position. With an empty source, [B, 0], the model is a language

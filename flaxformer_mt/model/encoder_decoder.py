@@ -86,7 +86,7 @@ class EncoderDecoder(CachedDecoder):
         return self.decoder.start(embedded, positions, length=length, deterministic=True)
 
     def encode(self, source: Array, source_mask: Array) -> Array:
-        """Encode sources [B, S], one per row, to memory [B, S, D]."""
+        """Encode sources [B, S], one per row; return the encoder output [B, S, D]."""
         rule = self._padding_rule(source_mask)
         return self._encode(source, source_mask, rule, positions=None, deterministic=True)
 

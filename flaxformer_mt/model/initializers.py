@@ -75,7 +75,7 @@ def declare(module: nn.Module, name: str, init: Initializer, shape: tuple[int, .
 
 @dataclasses.dataclass(frozen=True)
 class Reshaped:
-    """Initializes an array as if its shape were `shape`, for instance that of the matrix it represents."""
+    """Initializes an array in another shape, such as that of the matrix it represents, and reshapes it."""
 
     init: Initializer
     shape: tuple[int, ...]

@@ -63,7 +63,7 @@ def add_factors(
     key: Array,
     embedding_rank: int = 0,
 ) -> Any:
-    """Add initial factors for the matrices at these paths; they leave the network's output unchanged.
+    """Add LoRA factors, which at first leave the output unchanged, for the matrices at these paths.
 
     `down` is uniform in [-1 / sqrt(I), 1 / sqrt(I)], and `up` is 0; the scale is alpha / rank. The factors of
     a matrix depend neither on the stacking of layers nor on which other matrices are adapted. Tables with one

@@ -70,7 +70,7 @@ def rotate(vectors: Float[Array, "*B T H K"], positions: Int[Array, "*#B #T"]) -
 
 
 class LearnedPositions(nn.Module):
-    """A learned table [rows, D] with an optional bias [D]; the caller must refuse positions beyond its end.
+    """A learned table [rows, D] with an optional bias [D]; callers must not pass positions beyond its end.
 
     With relative positions, the rows are buckets of distances, and D is the number of heads.
     """

@@ -51,7 +51,7 @@ class Projection(nn.Module):
         return checkpoint_name(y.astype(self.dtype), PROJECTED).reshape(*y.shape[:-1], *self.features)
 
     def multiply(self, x: Array) -> Array:
-        """Multiply x [..., *inputs] by the kernel, and add no bias; the result is float32 [..., F].
+        """Multiply x [..., *inputs] by the kernel, without adding the bias; the result is float32 [..., F].
 
         F joins the axes of heads and their features, as in the matrices of the paper. On a TPU, which pads
         the last axis to 128, separate axes would have to be rearranged before and after the attention kernel.

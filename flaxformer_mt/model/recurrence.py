@@ -60,7 +60,7 @@ def continue_beams(cache: Cache, *, beams: int, length: int) -> Continuation:
 
 
 def continue_prefix(cache: Cache, *, length: int) -> Continuation:
-    """Return the states that the P = `length` tokens in `read_prefix` continue."""
+    """Return the states that the `length` tokens fed by `read_prefix` continue."""
     assert cache.start_steps is not None
     return Continuation(jnp.arange(length) == cache.start_steps[:, None], None)
 

@@ -54,7 +54,7 @@ class Mirror:
         self.equal: dict[str, list[str | int]] = {}
 
     def is_equal(self, name: str) -> bool:
-        """Return whether neither the file nor the object has changed since one was copied to the other."""
+        """Return whether file and object are both unchanged since one was copied to the other."""
         path = self.root / name
         return name in self.objects and path.is_file() and self.equal.get(name) == self._describe(name)
 
@@ -122,7 +122,7 @@ class _Copy(Mirror):
         self.get(n for n in absent if wanted(n[len(prefix) :]))
 
     def publish(self, folder: Path) -> None:
-        """Upload changed files in `folder` (a complete checkpoint or the run) and those outside checkpoints.
+        """Upload the changed files in `folder` (a complete checkpoint or the run) and outside checkpoints.
         A run that is not in the store yet is uploaded only if `folder` is the run directory itself.
         """
         if _CONFIG not in self.objects:

@@ -59,7 +59,7 @@ class CompileClock:
             self._beside = False
 
     def listen(self, event: str, duration_secs: float, **_: str | int) -> None:
-        """Add the duration of an event that ends now; time in which several threads compile counts once."""
+        """Add the duration of an event that ends now; overlapping times of several threads count once."""
         if self._beside or event not in _COMPILING:
             return
         with self._lock:

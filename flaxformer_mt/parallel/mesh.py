@@ -61,7 +61,7 @@ class Parallel:
 
     @property
     def row_share(self) -> tuple[int, ...]:
-        """The parts of a batch that this process holds, as indices of the `layout.row_parts` parts.
+        """The parts of a batch that this process holds, as indices below `layout.row_parts`.
 
         With two processes of two devices each and data 4, it is (0, 1) in process 0 and (2, 3) in process 1.
         """
@@ -211,11 +211,11 @@ class Parallel:
         )
 
     def place_shapes(self, shapes: Any) -> Any:
-        """Add the shardings to a tree of shapes, which are those of parameters or of a state."""
+        """Add shardings to a tree with the shapes of parameters or of a state."""
         return with_shardings(shapes, self.shardings(shapes))
 
     def partial_shardings(self, tree: Any) -> Any:
-        """Return the shardings of partial sums [data, ...]: the axis data first, then as in `shardings`."""
+        """Return the shardings of partial sums [data, ...]: as in `shardings`, with data as first axis."""
         leaves = flatten_tree(tree)
         if self.layout.data == 1:
             return self.shardings(tree)
@@ -226,7 +226,7 @@ class Parallel:
         )
 
     def init(self, function: Callable[..., T], *arguments: Any, donate: tuple[int, ...] = ()) -> T:
-        """Call a function; its results are created sharded, with values that do not depend on the devices."""
+        """Call a function; its results are created sharded, and their values do not depend on the devices."""
         shapes = jax.eval_shape(function, *arguments)
         return jax.jit(function, out_shardings=self.shardings(shapes), donate_argnums=donate)(*arguments)
 
@@ -277,7 +277,7 @@ def with_shardings(shapes: Any, shardings: Any) -> Any:
 
 
 def place_host_array(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    """Transfer a host array, which all processes have, to the devices of all processes."""
+    """Transfer a host array to the devices of all processes, each of which must have the whole array."""
     if jax.process_count() == 1:
         return jax.device_put(leaf, sharding)
     host = np.asarray(gather_leaf(leaf))
@@ -345,7 +345,7 @@ class SplitParameters:
 
 
 def place_parameters(params: Any, spread: bool | SplitParameters) -> Any:
-    """Put parameters on devices: split, replicated on all local devices (True), or on the first (False)."""
+    """Put parameters on devices: split over a mesh, on all local devices (True), or on the first (False)."""
     if isinstance(spread, SplitParameters):
         return spread.place(params)
     return replicate_locally(params) if spread else jax.device_put(params)
@@ -354,7 +354,7 @@ def place_parameters(params: Any, spread: bool | SplitParameters) -> Any:
 def split_as_trained(parallel: Parallel, parameter_bytes: int) -> SplitParameters | None:
     """Return a search mesh with the training layout; None if parameters fit on each device or are not split.
 
-    All processes call it together.
+    All processes must call this.
     """
     layout = parallel.layout
     if layout.fsdp * layout.tensor == 1:
@@ -366,7 +366,7 @@ def split_for_search(config: Config, parameter_bytes: int) -> SplitParameters | 
     """Return a search mesh over all devices; None if the parameters fit on each device.
 
     If the config's layout splits parameters and fits the devices, it is used; otherwise parameters are split
-    over fsdp. All processes call it together.
+    over fsdp. All processes must call this.
     """
     if jax.device_count() == 1 or _fits_on_each_device(parameter_bytes):
         return None

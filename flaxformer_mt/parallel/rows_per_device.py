@@ -56,7 +56,7 @@ def use_cpu_cores_as_devices() -> None:
 
 
 def local_device_count() -> int:
-    """Return the number of devices of this process; with `compile_by_rows`, rows must be a multiple of it."""
+    """Return the number of this process's devices; it must divide the number of rows in `compile_by_rows`."""
     return jax.local_device_count()
 
 
@@ -69,7 +69,7 @@ def split_rows() -> NamedSharding:
 
 
 def replicate_locally(tree: Any) -> Any:
-    """Replicate arrays on all local devices, even if sharded over processes, all of which must call this."""
+    """Replicate arrays on all local devices, even if sharded over processes; all processes must call this."""
     replicated = _replicated()
     if jax.process_count() == 1:
         return jax.device_put(tree, replicated)

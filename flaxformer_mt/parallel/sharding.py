@@ -198,7 +198,7 @@ def spec_of(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Part
 
 
 def fsdp_axis(path: str, dimensions: int) -> int | None:
-    """Return the index of the dimension that is split over fsdp in the array at a path; None: no dimension.
+    """Return the index of the dimension along which the array at a path is split over fsdp; None: not split.
 
     It is 1 for `layers_0/feedforward/output/kernel` [F, D], and 2 for the same of stacked layers, [L, F, D].
     """
@@ -211,7 +211,7 @@ def fsdp_axis(path: str, dimensions: int) -> int | None:
 def choose_placements(
     shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]
 ) -> dict[str, Placement]:
-    """Return the placement of each parameter, by path; raise ValueError unless one rule matches each path."""
+    """Return the placement of each parameter, by path; raise ValueError unless each path matches one rule."""
     placements = {}
     for path, shape in shapes.items():
         matching = [
@@ -224,7 +224,7 @@ def choose_placements(
 
 
 def describe_placements(placements: Mapping[str, Placement], sizes: Mapping[str, int]) -> list[str]:
-    """Return log lines, each for a rule and a shape: the number of arrays, their sharding and one path."""
+    """Return a log line per rule and shape: the number of arrays, their sharding, and one path as example."""
     rows: dict[tuple[Any, ...], tuple[int, str]] = {}
     for path, placement in placements.items():
         key = (placement.pattern, tuple(placement.spec), placement.shape)

@@ -32,7 +32,7 @@ _LARGE, _BUFFERS_GB = 1 << 30, 0.128
 
 
 def write_item(folder: Path, leaves: Leaves) -> None:
-    """Write host arrays as the item `folder`, from this process alone.
+    """Write host arrays as the orbax item `folder`, from this process alone.
 
     Orbax copies all numpy arrays twice before it writes them, but device arrays, even of the CPU device, only
     a few at a time. Large items are therefore written as arrays of the CPU device.
@@ -217,7 +217,7 @@ def _make_shared_handler() -> Any:
 
 
 def read_stored_arrays(folder: Path, specs: Specs) -> dict[str, np.ndarray] | None:
-    """Read the arrays that `specs` lists from a verified orbax item; None if the item has another layout."""
+    """Read the arrays that `specs` lists from a verified orbax item; None if its layout is unexpected."""
     if any("." in path for path in specs):
         return None
     import tensorstore

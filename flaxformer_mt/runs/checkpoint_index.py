@@ -34,7 +34,7 @@ class CheckpointIndex:
         return self.directory / str(name)
 
     def steps(self) -> list[int]:
-        """Steps of all checkpoints, damaged ones too, in ascending order; folder 007 is ignored."""
+        """Steps of all checkpoints, damaged ones too, in ascending order; ignores names such as 007."""
         if not self.directory.is_dir():
             return []
         return sorted(int(path.name) for path in self.directory.iterdir() if is_step(path.name))
@@ -63,7 +63,7 @@ class CheckpointIndex:
         )
 
     def removable(self, step: int, *, keep_last: int) -> list[int]:
-        """Steps to delete once `step` is saved: all but the `keep_last` newest, the best and an imported one.
+        """Steps to delete once `step` is saved: all but the `keep_last` newest, the best and imported ones.
 
         An interim checkpoint, saved only because the run was asked to stop, is deleted as soon as a later one
         exists, and does not count among the newest. A run that was stopped and resumed therefore keeps (and

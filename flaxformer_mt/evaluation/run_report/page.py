@@ -50,7 +50,7 @@ def report_runs(
     attention: Sequence[int] = (),
     samples: int = SAMPLES,
 ) -> dict[str, Any]:
-    """Write a page about runs from the files of training and `evaluate`; return its path, runs and sections.
+    """Write a page about runs from what training and `evaluate` wrote; return its path, runs and sections.
 
     `name`: the translations RUN/translations/NAME.hypothesis. `attention`: numbers, from 1, of sentences
     whose attention the first run with translations computes. `samples`: number of bootstrap samples.

@@ -124,7 +124,7 @@ class Heading(NamedTuple):
 
 
 class Sentence(NamedTuple):
-    """A sentence as rows of a name and texts; each text is marked as "ins", "del" or ""."""
+    """A sentence as table rows: each has a name and texts, each text marked as "ins", "del" or ""."""
 
     title: str
     rows: Sequence[tuple[str, Sequence[tuple[str, str]]]]
