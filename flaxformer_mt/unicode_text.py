@@ -32,7 +32,7 @@ WORD = re.compile(r"[^ \t\r\n]+")
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text at spaces, tabs and line ends, into the words that word alignments number."""
+    """Split a text at spaces, tabs and line ends into words, as word alignments count them."""
     return WORD.findall(text)
 
 
@@ -169,7 +169,7 @@ def find_encoding(beginning: bytes) -> str:
 
 
 def check_encoding(beginning: bytes, name: str) -> None:
-    """Raise UserError, with `name` as the file, if the first bytes of the file are UTF-16 or UTF-32."""
+    """Raise UserError, which calls the file `name`, if its first bytes are UTF-16 or UTF-32."""
     if encoding := find_encoding(beginning):
         raise UserError(
             f"{name} is in {encoding}, not in UTF-8; convert it, as with "

@@ -13,7 +13,7 @@ _DEEPEST = 100
 
 
 def load_yaml(content: str | bytes, name: str, *, as_text: bool = False) -> Any:
-    """Load a YAML text; raise UserError, with `name` as the file, if it is invalid, too deep or too large.
+    """Load a YAML text; raise UserError, which calls it `name`, if it is invalid, too deep or too large.
 
     With `as_text`, all scalars stay strings: in a vocabulary, the subword `no` is not False.
     """

@@ -106,7 +106,7 @@ class CheckpointIndex:
         return f"{self.directory} has {', '.join(names)}" + ("" if best is None else f" (best: {best})")
 
     def check_undamaged(self, folder: Path, parts: Iterable[str]) -> None:
-        """Raise UserError if the progress or one of `parts` is damaged; the error names an undamaged step."""
+        """Raise UserError, naming an undamaged step, if the progress or one of `parts` is damaged."""
         damage = self._find_damage(folder, parts)
         if not damage:
             return

@@ -189,7 +189,7 @@ class Checkpoints(CheckpointIndex):
         self._error: Exception | None = None
 
     def save(self, step: int, trees: dict[str, PyTree], progress: dict[str, Any]) -> None:
-        """Save or replace checkpoint `step`, then delete the checkpoints that are no longer kept.
+        """Save or replace checkpoint `step`, then delete the checkpoints that need not be kept.
 
         The leaves of `trees` are arrays of any sharding, or numbers; their buffers may be donated or
         overwritten after this call. `progress` has JSON values.
@@ -221,7 +221,7 @@ class Checkpoints(CheckpointIndex):
     def restore(
         self, which: int | str, targets: dict[str, PyTree]
     ) -> tuple[dict[str, PyTree], dict[str, Any]]:
-        """Read trees bit for bit, placed with the shardings of `targets`; return the trees and the progress.
+        """Return the trees bit for bit, with the shardings of `targets`, and the training progress.
 
         `targets` are trees of jax.ShapeDtypeStruct or arrays; other stored trees are skipped. Leaves without
         a sharding are placed on the default device; numpy leaves stay on the host.
@@ -241,7 +241,7 @@ class Checkpoints(CheckpointIndex):
         return atomic_folder.read_metadata(folder)["trees"]
 
     def describe_params(self, which: int | str) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the dtypes and shapes of what `restore_params` reads, with LoRA factors not yet merged."""
+        """Return dtype and shape of each stored inference parameter; LoRA factors have separate entries."""
         trees = self.read_specs(which)
         stored = next((trees[name] for name in _INFERENCE_TREES if trees.get(name)), {})
         return {path: make_like(spec) for path, spec in stored.items()}
@@ -276,7 +276,7 @@ class Checkpoints(CheckpointIndex):
         return nest_leaves(merge_leaves(leaves)), read_progress(folder)
 
     def average(self, last: int, *, allow_nonfinite: bool = False) -> Path:
-        """Average the inference parameters of the `last` newest checkpoints into a checkpoint `average`.
+        """Average the inference parameters of the newest `last` checkpoints into a checkpoint `average`.
 
         Step 0, the initial model of an imported run or a run with --init, is not included. The mean is
         computed in float64 and cast back to the dtype; leaves that are not floating-point are those of the

@@ -67,7 +67,7 @@ class TrainedModel:
         )
 
     def find_shapes(self) -> dict[str, list[int]]:
-        """Return the shape of each parameter by path, found by tracing the network and cached on disk."""
+        """Return the shape of each parameter by path, computed by tracing the network and cached on disk."""
 
         def trace() -> dict[str, list[int]]:
             from flaxformer_mt.model import init_params
@@ -191,7 +191,7 @@ def load_named(name: str, **options: Any) -> TrainedModel:
 
 
 def check_same_vocabularies(vocabs: Vocabs, members: Sequence[TrainedModel]) -> None:
-    """Raise UserError unless the ensemble's `members` have the vocabularies of its first model, `vocabs`."""
+    """Raise UserError if an ensemble member's vocabularies differ from the first model's, `vocabs`."""
     for number, member in enumerate(members, start=2):
         for side in ("source", "target"):
             first, other = getattr(vocabs, side), getattr(member.vocabs, side)

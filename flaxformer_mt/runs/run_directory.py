@@ -44,7 +44,7 @@ _EXTENDABLE_SCHEDULES = ("noam", "inverse_sqrt", "constant")
 
 
 def check_run(run_dir: Path, config: Config) -> None:
-    """Raise UserError, listing the differences, if a trained run's config is missing or is not `config`.
+    """Raise UserError, with the differences, if a trained run's config is missing or differs from `config`.
 
     An untrained run accepts any config. Nothing is written, and the run directory may be absent.
     """

@@ -41,7 +41,7 @@ class TargetLengths(NamedTuple):
 
 
 def fit_target_lengths(source_lengths: np.ndarray, target_lengths: np.ndarray) -> TargetLengths | None:
-    """Fit the line that is lowest on average among those above 99.9% of the N pairs; None: under 1,000 pairs.
+    """Fit the line that bounds 99.9% of the N target lengths and is lowest on average; None if N < 1,000.
 
     The slope is at least the mean ratio of lengths, so that the line also fits sources longer than in
     training.
@@ -95,7 +95,7 @@ def write_target_lengths(run_dir: Path, described: dict[str, Any] | None) -> Non
 def read_target_lengths(
     run_dir: Path,
 ) -> tuple[TargetLengths | None, float | None, dict[str, float] | None]:
-    """Read target lengths, share of lines with several sentences, shares by letter case; None: unknown."""
+    """Return the length limit, the share of multi-sentence lines, and letter-case shares; None: unknown."""
     path = run_dir / FILE_NAME
     try:
         described = read_json_object(path)

@@ -28,7 +28,7 @@ SCRIPT_SAMPLE = 200
 def choose_tokenizer(
     language: str, tokenize: str, *, references: Sequence[str] = (), warn: Callable[[str], None]
 ) -> str:
-    """Return the BLEU tokenizer for a target language: zh if `tokenize` is auto and `language` is zh_CN.
+    """Return the BLEU tokenizer for a target language; `tokenize` auto gives, for example, zh for zh_CN.
 
     auto: 13a for languages that are written with spaces between words; for other languages sacreBLEU's
     tokenizer for the language, or char if it is not installed. If the language code does not decide, the
@@ -66,7 +66,7 @@ def _find_fitting(language: str) -> str:
 
 
 def find_tokenizer(texts: Sequence[str]) -> str:
-    """Return the tokenizer for the script that most letters of the texts have; kana indicate Japanese."""
+    """Return the tokenizer for the script of most letters in the texts; kana indicate Japanese."""
     counts = count_scripts(texts)
     if 2 * counts["HANGUL"] > counts.total():
         return "ko-mecab"
@@ -78,7 +78,7 @@ def find_tokenizer(texts: Sequence[str]) -> str:
 
 
 def choose_sentence_tokenizer(texts: Sequence[str]) -> str:
-    """Return the tokenizer for BLEU of single sentences, according to their script."""
+    """Return the tokenizer for sentence-level BLEU that suits the script of the texts."""
     return _replace_missing(find_tokenizer(texts))
 
 

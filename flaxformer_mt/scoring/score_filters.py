@@ -14,7 +14,7 @@ _SCORED = 4096
 
 
 class ScoreFilter(NamedTuple):
-    """Keeps pairs with a score of at least `least`, or a `share` of all pairs: those with the best scores."""
+    """Keeps the pairs with scores of at least `least`, or the best-scored `share` of all pairs."""
 
     name: str
     least: float | None

@@ -61,7 +61,7 @@ def resample_scores(
     only: Sequence[str] = tuple(METRICS),
     direction: Direction = UNKNOWN,
 ) -> Resampling:
-    """Return all systems' scores with confidence intervals, and tests of the first one against the others.
+    """Return all systems' scores with confidence intervals; test the first system against the others.
 
     sacreBLEU uses the seed 12345, or the value of SACREBLEU_SEED. Equal scores get the p-value 1: sacreBLEU
     counts only differences larger than the observed one, and would report its smallest p-value if no sample

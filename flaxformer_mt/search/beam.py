@@ -20,7 +20,7 @@ from flaxformer_mt.shapes import Array, Cache
 
 
 def start_beams(task: Task, cache: Cache, lines: Lines) -> State:
-    """Return the state before the first token; only one prefix per group is live, since all are equal."""
+    """Return the state before the first token; since all prefixes are empty, only one per group is live."""
     options, batch, width = task.options, lines.max_lengths.shape[0], task.width
     slots = options.diversity_groups * min(task.n_best, width // options.diversity_groups)
     no_scores = jnp.full((batch, slots), -jnp.inf, jnp.float32)
@@ -221,7 +221,7 @@ def _reorder(cache: Cache, parents: Array, position: Array) -> Cache:
 
 
 def finish_beams(task: Task, state: State) -> SearchResult:
-    """Return the n_best hypotheses: first finished ones (the pool), then those the length limit cut off."""
+    """Return the n_best hypotheses: finished ones (the pool) before those cut off at the length limit."""
     assert state.finished is not None
     pool = state.finished._replace(tokens=state.in_order(state.finished.tokens))
     state = state._replace(tokens=state.in_order(state.tokens))

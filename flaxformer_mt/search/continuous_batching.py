@@ -23,7 +23,7 @@ _SHORT, _LONG = 2, 3
 
 
 class Leaf(NamedTuple):
-    """A leaf of a packed state: its shape if source length and capacity are 1, and the axes that grow."""
+    """A leaf of a packed state: its shape at source length 1 and capacity 1, and the axes that grow."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -127,7 +127,7 @@ def put_rows(layout: StateLayout, state: State, rows: Array, lines: State) -> St
     available = (steps >= 0) & (steps >= lines.step - line_capacity)
 
     def place(line: Array, axis: int, spec: Leaf) -> Array:
-        """Move a line's values of each token to the slot of this token in the state, for the first beam."""
+        """Move the values of each token of a line to the token's slot in the state, in the first beam."""
         unit = spec.shape[axis - 1]
         own = line.shape[axis] // line_capacity
         split = line.reshape(*line.shape[:axis], line_capacity, own, *line.shape[axis + 1 :])
@@ -165,7 +165,7 @@ UNLIMITED = 2**31 - 1
 
 
 class QueueResult(NamedTuple):
-    """Result of searching a queue of lines: the state with which to search the next queue, and hypotheses."""
+    """Result of searching a queue of lines: hypotheses, and the state from which to search the next queue."""
 
     # Packed, or the leaves of it; rows whose lines are done are free.
     state: Any
@@ -349,7 +349,7 @@ def _finish(task: Search, queue: _Queue) -> QueueResult:
 
 
 def align_prefixes(prefixes: Array, *, bos_id: int, pad_id: int) -> tuple[Array, Array, Array]:
-    """Return right-aligned prefixes [B, P], their decoder inputs [B, P], and their first columns [B].
+    """Return right-aligned prefixes [B, P], decoder inputs [B, P], and the column [B] of each prefix's start.
 
     With bos 1 and pad 0, prefixes [[5 6 7] [8 -1 -1]] give [[5 6 7] [0 0 8]], [[1 5 6] [0 0 1]] and [0 2].
     """
@@ -365,7 +365,7 @@ def align_prefixes(prefixes: Array, *, bos_id: int, pad_id: int) -> tuple[Array,
 def begin_prefixed_lines(
     task: Search, cache: Cache, lines: Lines, logits: Array, attention: Array | None
 ) -> State:
-    """Return the packed state of waiting lines after their prefixes, given a forward pass over the prefixes.
+    """Return the packed state of waiting lines after their prefixes, using a forward pass's outputs.
 
     The task has a capacity of P + 1 tokens, and the cache has one beam. Logits [B, P, V] predict the tokens
     of the right-aligned prefixes (see `align_prefixes`); attention is [B, P, S].

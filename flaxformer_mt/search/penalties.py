@@ -31,7 +31,7 @@ def coverage_penalty(coverage: Array, source_mask: Array, options: SearchConfig)
 
 
 def attainable(log_probs: Array, next_length: Array, limits: Array, options: SearchConfig) -> Array:
-    """Return the best score [B] that a live prefix can still reach, given log-probabilities [B, W].
+    """Return the best score [B] that any live prefix, with `log_probs` [B, W], can still reach.
 
     Log-probabilities can only decrease, so the bound takes them as constant. The length penalty is monotone
     in the length, so the best score is at the next length or at the limit [B], whatever the sign of alpha.

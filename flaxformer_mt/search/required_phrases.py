@@ -54,20 +54,20 @@ def follow(required: Array, met: Array, matched: Array, tokens: Array) -> tuple[
 
 
 def count_met(required: Array, met: Array, matched: Array) -> Array:
-    """Count the required tokens in each prefix [B, ...], of both met and partly matched sequences."""
+    """Count the tokens in each prefix [B, ...] that belong to met or partly matched required sequences."""
     lengths = _lengths(required).reshape(met.shape[0], *(1,) * (met.ndim - 2), met.shape[-1])
     return jnp.where(met, lengths, progress(matched)).sum(axis=-1)
 
 
 def progress(matched: Array) -> Array:
-    """Return the length [..., C] of the longest matched beginning in `matched` [..., C, R]."""
+    """Return how many first tokens of each sequence are matched, as [..., C]; `matched` is [..., C, R]."""
     return jnp.where(matched, jnp.arange(matched.shape[-1]), 0).max(axis=-1)
 
 
 def choose_required(
     task: Task, state: State, logits: Array, allowed: Array | None, banned: tuple[int, ...]
 ) -> Chosen:
-    """Choose W continuations: the best of each bank (equal `count_met`), then the second best, and so on.
+    """Choose W continuations: the best of each bank (equal `count_met`), then each bank's second best, etc.
 
     The candidates for each prefix are its W best next tokens, and the next token of each unmet required
     sequence, however unlikely.

@@ -89,7 +89,7 @@ def repeating_tokens(tokens: Array, steps: Array, *, n: int, size: int) -> Array
 
 
 def expand_to_vocabulary(task: Task, lines: Lines, logits: Array) -> tuple[Task, Array]:
-    """Expand shortlist logits [B, W, N + C] to [B, W, V], with -inf elsewhere; return task and logits."""
+    """Return the task without shortlists, and the logits [B, W, N + C] expanded to [B, W, V] with -inf."""
     if task.shortlists is None:
         return task, logits
     assert lines.shortlist is not None

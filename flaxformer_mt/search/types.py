@@ -54,17 +54,17 @@ class Symbols:
 
     @property
     def banned(self) -> tuple[int, ...]:
-        """All ids that are never chosen; they keep their probability, so scores are those of the model."""
+        """All ids that are never chosen; probabilities are not renormalized, so scores are the model's."""
         return (*self.reserved, *self.never)
 
     @property
     def reserved(self) -> tuple[int, ...]:
-        """Ids never chosen, even in a prefix: pad, and bos unless it is also eos, as in BART and M2M100."""
+        """Ids never chosen, even in a prefix: pad, and bos (unless bos is also eos, as in BART)."""
         return (self.pad_id,) if self.bos_id == self.eos_id else (self.pad_id, self.bos_id)
 
 
 class Lines(NamedTuple):
-    """Inputs of a search, as arrays with one row per line; None: no line of the batch uses the field.
+    """Inputs of a search, as arrays with one row per line; a field that no line of the batch uses is None.
 
     All lengths include eos. Shorter rows are padded with NO_TOKEN: if the first of two lines must start with
     [5 6] and the second has no prefix, prefixes are [[5 6] [-1 -1]].
@@ -90,7 +90,7 @@ class Lines(NamedTuple):
 
 
 class Shortlists(NamedTuple):
-    """The shortlist tokens that all lines share; they come first in logits, before each line's own tokens.
+    """The shortlist tokens that all lines share; they precede each line's own tokens in the logits.
 
     A line's list contains no token twice and no banned token.
     """
@@ -136,7 +136,7 @@ class Task:
 
     @property
     def width(self) -> int:
-        """W: the number of hypotheses extended in parallel for each line, and of beams in the cache."""
+        """W: the number of hypotheses extended in parallel per line; the cache has as many beams per line."""
         return search_width(self.options, self.n_best)
 
 

@@ -86,7 +86,7 @@ def _read_rules() -> list[dict[str, Any]]:
 
 
 def find_phrase(source: str, answer: str) -> tuple[str, bool]:
-    """Return the problem that phrases of an answer indicate (or "") and whether these are a preamble.
+    """Return the problem that a phrase in the answer indicates (or ""), and whether the phrase is a preamble.
 
     A preamble ends in a colon and can be removed.
     """
@@ -102,7 +102,7 @@ def find_phrase(source: str, answer: str) -> tuple[str, bool]:
 
 
 def unwrap(source: str, answer: str) -> str:
-    """Remove code fences around an answer, and quotes and other marks unless the source begins with one."""
+    """Remove code fences around an answer; also quotes and other marks, unless the source begins with one."""
     answer = re.sub(r"\A```\w*\n(.*)\n```\Z", r"\1", answer.strip(), flags=re.S).strip()
     for begin, end in zip(_WRAPS[::2], _WRAPS[1::2], strict=True):
         inner = answer[len(begin) : -len(end)]

@@ -99,7 +99,7 @@ def open_lines(
 
 
 class ArrivingLines:
-    """Iterates over the lines of a pipe, terminal or socket; `is_ready` checks for another line."""
+    """Iterates over the lines of a pipe, terminal or socket; `is_ready` checks if the next has arrived."""
 
     def __init__(self, descriptor: int) -> None:
         """Read from the file descriptor, which nothing else must read."""
@@ -232,7 +232,7 @@ def open_locked(path: Path) -> BinaryIO:
 
 
 def check_output(path: str, *, inputs: Sequence[str | None] = ()) -> Path:
-    """Resolve a link to an output file; raise UserError if the file is not writable or is an input."""
+    """Return an output file's path, with links resolved; raise UserError if it is unwritable or an input."""
     file = Path(path).expanduser()
     if is_device(path):
         return file

@@ -47,7 +47,7 @@ class Record:
     inputs: dict[str, str]
 
     def check_origin(self, origin: Mapping[str, Any], step: int, output: Path) -> None:
-        """Raise UserError, listing what differs, unless `origin` and `step` equal those of the record."""
+        """Raise UserError if `origin` or `step` differs from the record; the error lists the differences."""
         now, then = {**origin, "step": step}, self.origin | {"step": self.step}
         differing = [
             f"{name}: {_show(now, name)} now, {_show(then, name)} for {output}"
@@ -137,7 +137,7 @@ class ResumableOutput:
         self._stream.seek(0, os.SEEK_END)
 
     def read(self, name: str, lines: Iterable[str]) -> Iterator[str]:
-        """Return an iterator over the remaining lines; raise UserError if the finished lines have changed."""
+        """Return an iterator over the remaining lines; raise UserError if the finished ones have changed."""
         reader = self._readers[name] = _Reader(lines, self._step)
         for _ in range(self.done):
             if next(reader, None) is None:
@@ -239,7 +239,7 @@ class ResumableOutput:
 
 
 def record_of(file: Path) -> Path:
-    """Return the path of the record of an output file, which may be FILE or FILE.partial."""
+    """Return the path of the record of the output file `file` (FILE or FILE.partial)."""
     return file.with_name(file.name + ".json")
 
 

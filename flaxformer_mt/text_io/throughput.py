@@ -68,7 +68,7 @@ class Throughput:
         return now - self._last_shown >= (_EVERY_LIVE if self._stream.isatty() else _EVERY_PLAIN)
 
     def format(self, now: float, *, compiling: float | None = None) -> str:
-        """Return counts and rates at time `now`, without `compiling` seconds (None: measured compile time).
+        """Return counts and rates at time `now`; rates exclude `compiling` seconds (None: the measured time).
 
         12,288/1,000,000 lines | 410.2 lines/s | 6,210 target tokens/s | compile/load 0:12 | 40:12 left
         """

@@ -25,7 +25,7 @@ def append_metrics(file: TextIO, record: Mapping[str, Any]) -> None:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Read the records of RUN/metrics.jsonl in order, without an incomplete last line."""
+    """Read the records of RUN/metrics.jsonl in order, ignoring an incomplete last line."""
     path = Path(run_dir) / METRICS_NAME
     if not path.is_file():
         raise UserError(f"{path} does not exist; train in {run_dir} first, or name another run directory")

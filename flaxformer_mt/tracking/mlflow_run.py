@@ -24,7 +24,7 @@ class Run(Service):
         mlflow.log_metrics({name.replace("+", "p"): value for name, value in values.items()}, step=step)
 
     def log_config(self, fields: Mapping[str, Any]) -> None:
-        """Log the config as a file, and as parameters, which cannot be changed later in MLflow."""
+        """Log the config as a file and, in a new run, as parameters (MLflow cannot change them later)."""
         mlflow.log_dict(dict(fields), "config.json")
         rows = list(fields.items())
         for first in range(0, len(rows) if self._is_new else 0, _AT_ONCE):

@@ -110,7 +110,7 @@ def format_values(values: Mapping[str, Any]) -> list[str]:
 
 
 class Display:
-    """Base class of displays; shows nothing itself, as in library calls and all processes but the first."""
+    """Base class of displays; shows nothing, and serves library calls and all processes but the first."""
 
     silent_seconds = math.inf
 
@@ -177,7 +177,7 @@ class _LiveDisplay(Display):
         self._progress.refresh()
 
     def width(self) -> int | None:
-        """Width in columns that the bar, with a space after it, leaves for the line."""
+        """Width of the line in columns: the terminal's width without the bar and the space after it."""
         return self._progress.console.width - _BAR - 1
 
     def show(self, line: str, done: int) -> None:
@@ -246,7 +246,7 @@ class WorkProgress:
 
     @contextlib.contextmanager
     def part(self, name: str, *, total: int | None = None, unit: str = "pairs") -> Iterator[Count]:
-        """Show a part of the work, such as "tokenizing", in a context that yields a function to count items.
+        """Show a part of the work, such as "tokenizing", during the body; yield a function to count items.
 
         The first call of this function gives the number of items that an earlier process has finished, or 0.
         Every few seconds, a line such as `4,000/10,000 pairs | 200 pairs/s | 0:30 left` is shown; without

@@ -127,7 +127,7 @@ class Tracker:
         self._times[0] = self._start_step, self._clock()
 
     def busy(self, text: str) -> contextlib.AbstractContextManager[None]:
-        """If the body of the context takes long, show `text` until it ends, on a terminal with a spinner."""
+        """Show `text` during the body of the context if it takes long; on a terminal, with a spinner."""
         self._shown_at = time.monotonic()
         return self._display.busy(text)
 

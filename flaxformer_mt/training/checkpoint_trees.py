@@ -31,7 +31,7 @@ _NOTHING = (1,)
 
 
 def to_trees(state: TrainState) -> dict[str, Any]:
-    """Return a state as the named trees of a checkpoint; `ema_params` only if there is a moving average.
+    """Return a state as the named trees of a checkpoint; without a moving average, `ema_params` is absent.
 
     Stacked layers are split into single layers on the host, since a device would hold them twice.
     """

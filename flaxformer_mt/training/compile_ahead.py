@@ -58,7 +58,7 @@ class ProgramsByShape:
         return self.jitted.lower(*arguments)
 
     def start(self, *arguments: Any) -> Callable[[], Callable[..., Any]]:
-        """Load the program for arguments of these shapes from disk, or trace it.
+        """Load the program for the shapes of `arguments` from disk, or trace it.
 
         Returns a function that compiles the program, if necessary, and may be called in any thread.
         """
@@ -109,7 +109,7 @@ def _key(batch: Any) -> Any:
 
 
 def compiles_ahead(config: Config, platform: str) -> bool:
-    """Return whether programs are compiled before they are needed; auto: on all platforms except CPUs."""
+    """Return whether programs are compiled before they are needed; `auto` means yes, except on CPUs."""
     wanted = config.train.compile_ahead
     return wanted == "all" or wanted == "auto" and platform != "cpu"
 

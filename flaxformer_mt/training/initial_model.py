@@ -54,7 +54,7 @@ def start_run(
     new_vocab: bool = False,
     progress: TextIO | None = None,
 ) -> Config:
-    """Make a run directory that starts from another run, unless it exists; return the config to train with.
+    """Make a run directory, unless it exists, to train from another run's model; return the new run's config.
 
     Args:
       config: the config of the new run; the network and the vocabulary of the other run replace its own.
@@ -101,7 +101,7 @@ def check_lora_start(config: Config, run_dir: Path) -> None:
 
 
 def adopt_network(config: Config, other: Config, *, new_vocab: bool) -> Config:
-    """Return `config` with the network and, unless `new_vocab`, the vocabulary of `other`.
+    """Return `config` with the network of `other` and, unless `new_vocab`, its vocabulary settings.
 
     Dropout, subword sampling and execution settings (such as dtype, kernels, remat) stay as in `config`.
     """

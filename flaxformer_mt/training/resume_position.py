@@ -14,7 +14,7 @@ _RENAMED = {"without_gain": "evaluations_since_best"}
 
 @dataclass
 class TrainProgress:
-    """The position in the data, the clock, and the scores of a run.
+    """The progress of a run: its position in the data, its training time, and its scores.
 
     `epoch`, `index` and the stage fields identify the next batch, see `Position`. `metrics` are the results
     of the evaluation at `step`, if there was one. `log` holds the sums for the next line of the training log.

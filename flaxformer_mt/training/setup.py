@@ -109,7 +109,7 @@ class TrainingSetup(NamedTuple):
         return RowShare(self.parallel.layout.row_parts, self.parallel.row_share)
 
     def put(self, batch: BatchArray) -> BatchArray:
-        """Start to transfer a batch to the devices as one array, and return without waiting for the end."""
+        """Start to transfer a batch to the devices as one array; do not wait until the transfer ends."""
         return self.parallel.put(dataclasses.replace(batch, unpadded=fitting_sizes(batch, self.unpadded)))
 
 

@@ -68,7 +68,7 @@ def describe_batches(plan: dict[str, Any]) -> str:
 
 
 def starts_from_import(checkpoints: Checkpoints, step: int) -> bool:
-    """Return whether training starts from checkpoint 0, which has the parameters of `import` or --init."""
+    """Return whether training starts from checkpoint 0, whose parameters come from `import` or --init."""
     return step == IMPORTED_STEP and IMPORTED_STEP in checkpoints.steps()
 
 

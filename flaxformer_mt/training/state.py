@@ -68,7 +68,7 @@ def choose_scan(
 
 
 def make_training_model(config: Config, parallel: Parallel, *, sizes: tuple[int, int]) -> tuple[Model, str]:
-    """Make the network for vocabularies of `sizes` (source, target); return it and why it scans or not."""
+    """Make the network for vocabularies of `sizes` (source, target); also return why it scans or not."""
     network, layers = choose_scan(
         config,
         platform=parallel.platform,

@@ -51,5 +51,5 @@ class StopRequest:
 
     @property
     def exit_status(self) -> int:
-        """The exit status that tells a shell of the signal: 128 + the signal's number; 0 without a signal."""
+        """The exit status: 128 + the number of the received signal, as shells expect; 0 without a signal."""
         return 128 + self.received if self.received is not None else 0

@@ -83,7 +83,7 @@ class TrainingLog:
         tracker.start_clock()
 
     def to_dict(self) -> dict[str, Any]:
-        """Wait for the newest step; return the sums since the last log lines, for a checkpoint."""
+        """Wait for the newest step; return the sums that are not logged yet, for a checkpoint."""
         self._read_newest()
         self._pool_work()
         return {
@@ -98,7 +98,7 @@ class TrainingLog:
         }
 
     def add(self, step: int, metrics: StepMetrics, batches: Sequence[BatchArray], epoch: int) -> None:
-        """Add a dispatched step; wait for the previous step, and log the lines that this one completes.
+        """Add a dispatched step; wait for the previous step, and log the lines that the latter completes.
 
         `epoch` is the epoch of the next batch. If a step has batches of two epochs, it belongs to the first
         of them and ends it.
@@ -121,7 +121,7 @@ class TrainingLog:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Measure how long the body waits for batches; only time after the previous step's end counts."""
+        """Measure how long the body waits for batches, not counting time before the previous step's end."""
         start = self._clock()
         yield
         self._wait = start, self._clock()

@@ -24,7 +24,7 @@ def is_frozen(path: str, patterns: Sequence[str]) -> bool:
 
 
 def is_trained(path: str, optim: OptimConfig) -> bool:
-    """Return whether a parameter is trained; with optim.lora, it must be a factor or match `also_train`."""
+    """Return whether a parameter is trained; with optim.lora: only factors and matches of `also_train`."""
     if optim.lora.rank:
         is_factor = path.startswith(f"{FACTORS}/") and path.endswith(("/down", "/up"))
         return is_factor or is_frozen(path, optim.lora.also_train)
@@ -32,7 +32,7 @@ def is_trained(path: str, optim: OptimConfig) -> bool:
 
 
 def select_trained(tree: Any, optim: OptimConfig) -> Any:
-    """Return the trained (not frozen) part of a tree with the parameters' paths, as nested dicts."""
+    """Return, as nested dicts, the trained (not frozen) part of a tree that has the parameters' paths."""
     if not (optim.freeze or optim.lora.rank):
         return tree
     return nest_leaves({path: leaf for path, leaf in flatten_tree(tree).items() if is_trained(path, optim)})
@@ -55,7 +55,7 @@ def find_targets(params: Any, lora: LoraConfig) -> list[str]:
 
 
 def check_patterns(params: Any, optim: OptimConfig) -> None:
-    """Raise UserError if optim.freeze or optim.lora does not fit the parameters (arrays or shapes)."""
+    """Raise UserError if optim.freeze or optim.lora does not fit `params`, a tree of arrays or shapes."""
     paths = list(flatten_tree(params))
     if optim.lora.rank:
         _check_lora(params, optim.lora)

@@ -202,7 +202,7 @@ def make_gradient_step(
 def make_update(
     config: UpdateConfig, *, platform: str = "cpu"
 ) -> Callable[[TrainState, Hyperparameters, Sums], tuple[TrainState, StepMetrics]]:
-    """Build the function that updates a state: divide by the weight, clip, optimize, update moving average.
+    """Build the state update: divide gradients by the weight, clip, optimize, update the moving average.
 
     If the loss or the gradient norm is NaN or infinite, only the counters of the state change.
     """

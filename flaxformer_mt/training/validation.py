@@ -159,7 +159,7 @@ class Validation:
 
 
 def choose_samples(translations: Translations) -> list[Sample]:
-    """Choose three translations of sources that are not blank, evenly spread over the validation set."""
+    """Choose three translations of non-blank sources, evenly spread over the validation set."""
     rows = list(map(Sample, translations.sources, translations.references, translations.hypotheses))
     rows = [row for row in rows if not is_blank(row.source)]
     count = min(_SAMPLES, len(rows))

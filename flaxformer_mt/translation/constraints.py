@@ -97,7 +97,7 @@ class Constraints(Step):
 
 
 def share_prefix(prefix: str, count: int, *, language: str) -> list[str]:
-    """Divide a prefix among the parts of a line, one sentence each; parts after the prefix get "".
+    """Divide a prefix into sentences, one for each part of a line; parts that get no sentence get "".
 
     The last part gets all remaining sentences. White space is kept only at the end of the whole prefix, where
     it marks the end of a word.

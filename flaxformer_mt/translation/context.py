@@ -12,7 +12,7 @@ from flaxformer_mt.vocab import Vocab
 
 
 class LinesBefore(Step):
-    """Prepends to each part of a line the preceding lines and the preceding sentences of the line."""
+    """Prepends the context to each part of a line: preceding lines, and preceding sentences of the line."""
 
     def __init__(self, data: DataConfig, vocab: Vocab, *, apart: bool) -> None:
         self._data, self._context, self._vocab, self._apart = data, Context.of(data), vocab, apart

@@ -60,7 +60,7 @@ def define_scorer(definition: str | ScoreTexts, *, name: str | None = None, time
 
 
 def define_scorers(definitions: Sequence[str], *, timeout: float) -> list[str]:
-    """Define the scorers of a command and return their names, which must differ."""
+    """Define the scorers of a command and return their names; raise UserError if a name occurs twice."""
     names = [define_scorer(definition, timeout=timeout) for definition in definitions]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"--scorer defines {twice} twice; give one of them as NAME=COMMAND")

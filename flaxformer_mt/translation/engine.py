@@ -87,7 +87,7 @@ class Engine:
         self.enter(self.read(requests))
 
     def read(self, requests: Sequence[Request]) -> list[Segment]:
-        """Apply the steps to requests; return lines with their parts, for `enter`. Can run in any thread."""
+        """Apply the steps to requests; return lines with their parts for `enter`. Can run in any thread."""
         for request in requests:
             check_lines([request.text], first_line=request.seed)
             self.backend.check_request(request)
@@ -242,7 +242,7 @@ class Engine:
         ]
 
     def describe(self) -> dict[str, Any]:
-        """Return what translations depend on, as JSON values; equal descriptions give equal translations."""
+        """Describe, as JSON values, what affects translations; equal descriptions give equal results."""
         return self.backend.describe()
 
     def target_pieces(self, translation: Translation) -> list[str]:

@@ -79,7 +79,7 @@ class Glossary:
 
     @classmethod
     def make(cls, given: "Glossary | Mapping[str, str] | str | Path") -> "Glossary":
-        """Make a glossary from a file or a mapping of source to target terms; keep a `Glossary` as it is."""
+        """Make a glossary from a file or a mapping of source to target terms; return a `Glossary` as is."""
         if isinstance(given, Mapping):
             return cls.read((f"{source}\t{target}" for source, target in given.items()), "the glossary")
         return given if isinstance(given, Glossary) else cls.load(given)
@@ -111,9 +111,9 @@ class Glossary:
         return sorted(terms)
 
     def share_targets(self, line: str, parts: Sequence[str]) -> tuple[list[list[str]], list[str]]:
-        """Return the term translations required in each part of a line, and those required in no part.
+        """Return the term translations required in each part of a line, and those of terms in no part.
 
-        A term is required of no part if it is split over two parts, because the line was too long.
+        A term is in no part if it is split over two parts, because the line was too long.
         """
         shares = [list(dict.fromkeys(term.target for term in self.find(part))) for part in parts]
         required = set[str]().union(*shares)

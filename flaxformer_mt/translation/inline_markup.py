@@ -115,7 +115,7 @@ class _Word:
 
 
 def unescape(text: str) -> str:
-    """Replace the entities in a text by characters; "&copy" and "&section", without ";", are no entities."""
+    """Replace the entities in a text by characters; names without ";", such as "&copy", stay unchanged."""
     return _ENTITY.sub(lambda match: _read_entity(match[0]), text)
 
 
@@ -152,7 +152,7 @@ def _find_spellings(texts: Sequence[str]) -> dict[str, str]:
 
 
 def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
-    """Remove the markup of a line; its text counts as escaped if it has entities or is `in_document`."""
+    """Remove a line's markup; the text is treated as escaped if it has entities or `in_document` is true."""
     escaped = in_document or unescape(line) != line
     root = _Item("", 0, "")
     open_items, text, last, every = [root], "", 0, list[_Item]()

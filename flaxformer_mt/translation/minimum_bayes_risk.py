@@ -84,7 +84,7 @@ def check_choice(search: SearchConfig) -> None:
 
 
 def count_candidates(search: SearchConfig, n_best: int) -> int:
-    """Return how many hypotheses per sentence the search must return to choose the n best."""
+    """Return how many hypotheses per sentence the search must find so that the n best can be chosen."""
     return search_width(search, n_best) if search.mbr or search.rerank else n_best
 
 

@@ -83,7 +83,7 @@ def make_requests(
 
 
 def count_message(what: str, count: int, num_lines: int) -> str:
-    """Return an error message about a number of constraints that differs from the number of lines."""
+    """Return the error message for different numbers of constraints and lines."""
     return (
         f"there are {count} {what} for {num_lines} lines; give one for each line, an empty one for a line "
         "without constraint"

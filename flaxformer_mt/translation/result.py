@@ -13,7 +13,7 @@ Alignment = tuple[tuple[int, int], ...]
 
 
 class Annotations(NamedTuple):
-    """Selects additional outputs of translations; to compute them takes one more forward pass."""
+    """Selects additional outputs of translations; computing them takes one more forward pass."""
 
     # Whether to return the log-probability of each token.
     token_log_probs: bool = False
@@ -41,7 +41,7 @@ class Annotations(NamedTuple):
 
     @property
     def needs_reading(self) -> bool:
-        """Whether the annotations take another forward pass."""
+        """Whether computing the annotations takes an additional forward pass."""
         return self.watched_any or self.token_log_probs
 
 
@@ -110,7 +110,7 @@ def check_phrases(translation: Translation, phrases: Sequence[str]) -> Translati
 
 
 def drop_repeated(translation: Translation) -> Translation:
-    """Drop each alternative that has the text of a better hypothesis in different subwords."""
+    """Drop each alternative with the text of a better hypothesis, even if its subwords differ."""
     first = {one.text: one for one in reversed(translation.n_best)}
     others = tuple(one for one in translation.alternatives if one is first[one.text])
     return dataclasses.replace(translation, alternatives=others)

@@ -213,7 +213,7 @@ def find_longest(config: Config) -> tuple[int, int]:
 
 
 def too_long(side: str, numbers: Sequence[int], longest: int) -> str:
-    """Return an error message about lines, of the sources or targets, that are too long to be scored."""
+    """Return the error message for source or target lines that are too long to be scored."""
     verb, them = ("is", "it") if len(numbers) == 1 else ("are", "them")
     named = format_line_numbers(numbers)
     return f"{side} {named} {verb} longer than {longest} tokens; split {them} into sentences"

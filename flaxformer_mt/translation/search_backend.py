@@ -94,7 +94,7 @@ class SearchBackend:
         self._count -= before - len(self._scheduler)
 
     def step(self, *, more: bool = False) -> list[Translated]:
-        """Continue the search; another thread converts many results to text while the device computes."""
+        """Continue the search; if there are many results, another thread converts them to text meanwhile."""
         done: list[Translated] = []
         results: list[tuple[Segment, SearchResult]] = []
         for segment, result in self._scheduler.step(_STEPS if self._arriving else None, more=more):
@@ -237,7 +237,7 @@ class SharedSearchBackend(SearchBackend):
         return len(self._segments)
 
     def submit(self, segments: Sequence[Segment], *, n_best: int) -> None:
-        """Add a share of the segments: of three processes, the second translates segments 1, 4, 7, ..."""
+        """Add this process's share of the segments: the second of three processes gets 1, 4, 7, ..."""
         first, count = len(self._segments), process_count()
         self._segments += segments
         share = itertools.islice(segments, (process_index() - first) % count, None, count)
@@ -256,7 +256,7 @@ class SharedSearchBackend(SearchBackend):
 
 
 def gather_translations(share: Sequence[Translation]) -> list[Translation]:
-    """Return the translations of all sentences, in order; `share` are the translations of this process.
+    """Return the translations of all sentences, in order; `share` has the translations of this process.
 
     All processes must call it together: with [a, c] in one process and [b] in the other, both get [a, b, c].
     """

@@ -33,13 +33,13 @@ class Step(Protocol):
         """
 
     def after(self, segment: "Segment", translation: Translation) -> Translation:
-        """Undo this step in a segment's translation, using what `before` stored in the segment's memory."""
+        """Undo this step in a segment's translation, using what `before` stored in `segment.memory`."""
         return translation
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Segment:
-    """A line to which steps are applied, or a part of it: a sentence, or a section that fits the model."""
+    """A line to which steps are applied, or a part of it: a sentence, or a section of limited length."""
 
     request: Request
     # The whole line; the segment's `text`, with white space at its ends; where the text starts in the line.
@@ -90,11 +90,11 @@ class Segment:
         return len(split_words(self.tag)) - (self.tag != "" and self.tag[-1] not in " \t\r\n")
 
     def read(self, text: str) -> str:
-        """Return the model's input for `text`: tags, then `text` in the form that the model reads."""
+        """Return the model's input for `text`: tags, then `text` as converted by `spell`."""
         return self.added + self.tag + self.spell(text)
 
     def divide(self, texts: Sequence[str], *, continues: bool = False) -> "list[Segment]":
-        """Return one part for each of several consecutive texts.
+        """Divide this segment into parts, one for each of the consecutive `texts`.
 
         `continues`: whether parts after the first continue the sentence of the part before. A part of a part
         gets a copy of its memory and belongs to the same line.

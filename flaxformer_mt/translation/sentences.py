@@ -24,7 +24,7 @@ def splits_sentences(option: SplitSentences, *, several: float | None) -> bool:
 
 
 class Sentences(Step):
-    """Makes each line one part, or divides it into sentences if `apart`.
+    """Makes each line one part or, if `apart`, makes each sentence a part.
 
     A line with required phrases stays one part, because it is unknown which sentence each phrase belongs to.
     """

@@ -300,7 +300,7 @@ class Translator:
         return Engine(steps, backend, self.config, self.vocabs, apart=self._apart, arriving=arriving)
 
     def warm_up(self, *, n_best: int = 1) -> int:
-        """Compile or load all functions for ordinary lines, in batches of all sizes; return their number.
+        """Compile or load all functions for ordinary lines, in batches of all sizes; return their count.
 
         Lines with prefixes or required phrases, and minimum lengths, use other functions.
         """
@@ -326,7 +326,7 @@ class Translator:
         engine.backend.compile()
 
     def describe(self) -> dict[str, Any]:
-        """Return what translations depend on, as JSON values; equal descriptions give equal translations."""
+        """Describe, as JSON values, what affects translations; equal descriptions give equal results."""
         models = [dataclasses.asdict(model) for model in self.models]
         shortlist, learned = self.search.shortlist, self.search.lengths.learned
         return {
@@ -476,7 +476,7 @@ class Translator:
 
 
 def load_translator(run_dir: str | Path, options: LoadOptions, warn: Warn = warn_user) -> Translator:
-    """Load a run, possibly a language model, whose engine continues prefixes and scores the results."""
+    """Load a run's translator; for a language model, its engine continues prefixes and scores results."""
     if options.use_all_devices:
         use_cpu_cores_as_devices()
     run_dir = open_copy(run_dir)

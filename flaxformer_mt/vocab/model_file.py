@@ -58,7 +58,7 @@ def read_pieces(model: bytes, *, origin: str = "the file") -> list[Piece]:
 
 
 def set_normalization(model: bytes, name: str, normalizer: bytes) -> bytes:
-    """Return a model that normalizes by `normalizer`, a serialized NormalizerSpec with the name `name`."""
+    """Return the model with the rules of `normalizer`, a serialized NormalizerSpec, under the name `name`."""
     proto = ModelProto.FromString(model)
     rules = NormalizerSpec.FromString(normalizer).precompiled_charsmap
     proto.normalizer_spec.MergeFrom(NormalizerSpec(name=name, precompiled_charsmap=rules))

@@ -65,7 +65,7 @@ def make_segmenter(kind: Kind, files: Mapping[str, bytes], *, name: str) -> Segm
 
 
 class JsonSegmenter:
-    """A tokenizer of the library `tokenizers`; special symbols that occur in a text are treated as text."""
+    """A tokenizer of the library `tokenizers`; names of special symbols in a text are treated as text."""
 
     def __init__(self, content: bytes, *, name: str) -> None:
         with importing("huggingface", what=name):
@@ -108,7 +108,7 @@ def _naming_damage(name: str) -> Iterator[None]:
 
 
 class SentencePieceSegmenter:
-    """A SentencePiece model whose subwords are renumbered to `ids`; ids without a subword have no text."""
+    """A SentencePiece model with its subwords renumbered to `ids`; ids without a subword decode to ""."""
 
     def __init__(self, processor: Any, ids: list[int], pieces: list[str]) -> None:
         self._processor, self._ids, self.pieces = processor, ids, pieces
@@ -122,7 +122,7 @@ class SentencePieceSegmenter:
 
 
 class ByteSegmenter:
-    """Segments text into UTF-8 bytes, as ByT5 does; ids that are not bytes have no text."""
+    """Segments text into UTF-8 bytes, as ByT5 does; ids that are not bytes decode to ""."""
 
     def __init__(self) -> None:
         printable = [chr(byte) if 0x21 <= byte < 0x7F else f"<0x{byte:02X}>" for byte in range(256)]

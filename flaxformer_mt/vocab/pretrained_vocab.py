@@ -71,7 +71,7 @@ class PretrainedMetadata:
     family: str = ""
 
     def check(self, name: str) -> None:
-        """Raise UserError if an id is outside the vocabulary or a value is wrong."""
+        """Raise UserError if an id is outside the vocabulary or a value is invalid."""
         ids = {field: getattr(self, field) for field in ("pad_id", "bos_id", "eos_id", "unk_id")}
         ids |= {f"first_ids {number}": number for number in self.first_ids} | dict(self.tags)
         if type(self.size) is not int or not 1 <= self.size <= 1 << 24:

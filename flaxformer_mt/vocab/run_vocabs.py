@@ -64,7 +64,7 @@ def load_vocabs(directory: str | Path) -> Vocabs:
 
 
 def holds_vocabs(directory: Path) -> bool:
-    """Return whether a folder has all files that `Vocabs.save` writes; a save may have been interrupted."""
+    """Return whether a folder has all files that `Vocabs.save` writes; an interrupted save leaves fewer."""
     if any((directory / name).is_file() for name in (METADATA_NAME, _JOINT)):
         return True
     return (directory / _SOURCE).is_file() and (directory / _TARGET).is_file()

@@ -96,7 +96,7 @@ class Vocab:
 
     @classmethod
     def load(cls, path: str | Path, *, name: str = "SentencePiece model") -> "Vocab":
-        """Load a `.model` file; errors call it `name`, such as the config field that gives the path."""
+        """Load a `.model` file; errors call the file `name`, which may be the config field with its path."""
         try:
             model = read_file(path, most=_MODEL_BYTES)
         except (OSError, ValueError) as error:

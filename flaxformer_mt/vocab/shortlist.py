@@ -20,7 +20,7 @@ _MAX_BYTES = 1 << 30
 
 
 class Shortlist:
-    """Target ids that are candidates for each n-gram of source ids, and for all sentences (`common`)."""
+    """Candidate target ids for each n-gram of source ids, and candidates for all sentences (`common`)."""
 
     def __init__(
         self, rules: dict[tuple[int, ...], np.ndarray], common: Sequence[int] | np.ndarray, vocabs: Vocabs

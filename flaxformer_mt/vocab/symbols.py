@@ -9,7 +9,7 @@ from flaxformer_mt.vocab.sentencepiece_vocab import Vocab
 
 
 def is_one_piece(vocab: Vocab, symbol: str) -> bool:
-    """Return whether a symbol is a single subword, apart from a separate subword for the space before it."""
+    """Return whether a symbol is a single subword, not counting a separate one for the space before it."""
     pieces = vocab.pieces(vocab.tokenize(symbol)[:-1])
     return [piece.removeprefix(SPACE) for piece in pieces if piece != SPACE] == [symbol]
 
