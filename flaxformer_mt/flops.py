@@ -113,7 +113,7 @@ def loss_chunk_width(rows: int, length: int, *, chunk_tokens: int) -> int:
 
 
 def training_flops(model: ModelConfig, work: Work, *, target_size: int) -> int:
-    """Count the operations of the matrix products in forward and backward pass; exact for `padded_work`.
+    """Count the operations of the matrix products that `work` needs in forward and backward pass.
 
     Each product of the forward pass needs two products in the backward pass, one per factor. In total, each
     weight costs 6 operations per token that it multiplies, and each element of a head's key and value costs 6

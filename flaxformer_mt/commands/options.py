@@ -79,10 +79,10 @@ class LanguageOptions:
 class ScorerOptions:
     # ---- scorers ----
 
-    # Defines a scorer as NAME=SCORER, as in --scorer="comet=python comet.py". SCORER is the command line of a
-    # program that reads JSON lines and writes numbers; a Python function, MODULE:FUNCTION; run:RUN
-    # (log-probabilities); or run:RUN,run:RUN (dual cross-entropy). Without NAME=: spbleu:MODEL or a metric
-    # such as chrf++. Empty: none.
+    # Defines a scorer as NAME=SCORER, as in --scorer="comet=python comet.py". SCORER is MODULE:FUNCTION
+    # (Python), run:RUN (log-probabilities), run:RUN,run:RUN (dual cross-entropy), or the command line of a
+    # program that reads JSON lines and writes numbers. Without NAME=: spbleu:MODEL or a metric such as
+    # chrf++. Empty: none.
     scorer: Annotated[tuple[str, ...], WITH_COMMAS] = ()
     # Seconds to wait for an answer from a scorer's program.
     scorer_timeout: Annotated[float, above(0)] = 600.0
@@ -134,7 +134,7 @@ class ProcessOptions:
     coordinator: str | None = None
     # Number of processes. None: one process, unless --distributed is set.
     processes: int | None = None
-    # Index of this process, counted from 0. None: one process, unless --distributed is set.
+    # Index of this process, counted from 0. None: found with --distributed, else not used.
     process: int | None = None
     # Take the values of --coordinator, --processes and --process from Slurm, GKE, a TPU pod or Open MPI.
     distributed: bool = False
@@ -563,10 +563,9 @@ class ImportOptions:
     input: Path
     # Run directory to create; it must be empty or not exist.
     run: Path
-    # Format of the model: hf (Hugging Face's BART, mBART-50, M2M100, NLLB, T5, mT5, MADLAD-400, ByT5, Marian,
-    # Pegasus), torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian, hf-pre-norm, or the format of
-    # another toolkit (fairseq, opennmt-py, eole, marian-npz, bergamot, joeynmt). None: detected from the
-    # files.
+    # Format: hf (Hugging Face's BART, mBART-50, M2M100, NLLB, T5, mT5, MADLAD-400, ByT5, Marian, Pegasus),
+    # export's (torch, torch-nn, marian, hf-pre-norm), research code's (handbuilt, kokoyi, decoder-only, aiayn)
+    # or a toolkit's (fairseq, opennmt-py, eole, marian-npz, bergamot, joeynmt). None: detected from the files.
     format: str | None = None
     # Languages to translate between, as in de,en; if there are two, the first is the source language. More
     # than two are for multilingual models (--format=hf). None: the languages in the model's files, or de,en.

@@ -46,7 +46,7 @@ ACCELERATORS = {
 
 @dataclass(frozen=True)
 class Target:
-    """Devices to compile for: `groups` TPU slices (`shape`: "2x2") or GPU hosts (`shape`: "8" GPUs each)."""
+    """Devices to compile for: `groups` TPU slices of `shape` "2x2", or hosts of `shape` "8" (GPUs each)."""
 
     kind: str
     shape: str

@@ -81,7 +81,7 @@ def describe_output(
     inputs: Iterable[str],
     fields: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return JSON values that must not differ when output is resumed; `fields` are set in all requests."""
+    """Return a description that must be unchanged to resume output; `fields` are equal for all lines."""
     from flaxformer_mt.atomic_folder import digest
 
     glossary = fields.get("glossary")

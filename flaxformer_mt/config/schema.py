@@ -365,8 +365,8 @@ class ModelConfig:
     relative_distance: Annotated[int, between(2, 1_000_000)] = 128
     # Index of the first position, usually 0.
     first_position: Annotated[int, between(0, 1 << 20)] = 0
-    # Maximum input length in tokens; positions=rotary, relative and one_vector have no limit. With
-    # positions=learned or one_vector, also the size of the table. None: 512 for learned and one_vector, else
+    # Maximum input length in tokens; positions=rotary, relative and one_vector have no limit.
+    # positions=learned and one_vector have a table of this size. None: 512 for learned and one_vector, else
     # 5000.
     max_positions: Annotated[int | None, between(1, 1 << 20)] = None
     # Whether to multiply embeddings by sqrt(model_dim), as in Vaswani et al. 2017.

@@ -65,7 +65,7 @@ class Column(abc.ABC):
 
     @abc.abstractmethod
     def open(self, pairs: Pairs, sides: Mapping[str, Side]) -> Self:
-        """Return a copy with the values of `pairs`; `sides` are the arrays of the tokenized data, by name."""
+        """Return a copy with the values of `pairs`; `sides` has tokenized data by name, as "alignment"."""
 
     @abc.abstractmethod
     def lay_out(self, batch: Layout) -> np.ndarray:

@@ -282,7 +282,7 @@ def _find_file(name: str, file: str, config: DataConfig) -> Path:
 
 
 def has_split(config: DataConfig, split: Split) -> bool:
-    """Return whether the first data set (with several directions: the first set of any) has the split."""
+    """Return whether the first data set of at least one direction has the split."""
     members = _choose_members(config, split)
     several = len(find_directions(config)) > 1
     return bool(members) if several else _has_split(members[0], config, split)

@@ -147,7 +147,7 @@ class Groups(NamedTuple):
     shape_numbers: np.ndarray
 
     def take(self, batches: Any) -> "Groups":
-        """Return the groups of the batches that the index `batches` selects, in the same order."""
+        """Return `Groups` of only the batches that the index `batches` selects, in its order."""
         taken = (self.starts[batches], self.stops[batches], self.shape_numbers[batches])
         return Groups(self.examples, self.rows, *taken)
 

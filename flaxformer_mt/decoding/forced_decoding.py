@@ -151,7 +151,7 @@ class TokenScorer:
         params: Sequence[Any],
         watched: Sequence[Watched] = (),
     ) -> list[Reading]:
-        """Return the readings of pairs in order; after an out-of-memory error, later batches are smaller."""
+        """Return a `Reading` per pair, in order; after an out-of-memory error, later batches are smaller."""
         run = functools.partial(self.run, tuple(params), watched=tuple(watched))
         found: dict[int, Reading] = {}
         while missing := [index for index in range(len(pairs)) if index not in found]:

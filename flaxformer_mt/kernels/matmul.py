@@ -132,7 +132,7 @@ def _multiply_in_order(product: Product, result: str, *operands: tuple[str, Arra
 
 
 def multiply_rows(spec: str, x: Array, y: Array, *, sums: DTypeLike = jnp.float32) -> Array:
-    """Compute an einsum as rows of x times rows or columns of y, as XLA's CPU library requires for bfloat16.
+    """Compute an einsum as x @ y or x @ y.T, the products that XLA's CPU library supports in bfloat16.
 
     int8 is multiplied in the same form, with sums in int32.
 

@@ -44,7 +44,7 @@ class Continuation(NamedTuple):
 
 
 def continue_beams(cache: Cache, *, beams: int, length: int) -> Continuation:
-    """Return the beam [B, W] from which the hypothesis of each next token continues.
+    """Return the beam [B, W] whose state each token of this step continues.
 
     When beams are reordered, states stay where they were written, like cached keys and values;
     `cache.ancestors` records which beam wrote them. With parents [[0 0]], both beams continue the state of
