@@ -564,8 +564,9 @@ class ImportOptions:
     # Run directory to create; it must be empty or not exist.
     run: Path
     # Format: hf (Hugging Face's BART, mBART-50, M2M100, NLLB, T5, mT5, MADLAD-400, ByT5, Marian, Pegasus),
-    # export's (torch, torch-nn, marian, hf-pre-norm), research code's (handbuilt, kokoyi, decoder-only, aiayn)
-    # or a toolkit's (fairseq, opennmt-py, eole, marian-npz, bergamot, joeynmt). None: detected from the files.
+    # export's (torch, torch-nn, marian, hf-pre-norm), research code's (handbuilt, kokoyi, decoder-only,
+    # aiayn) or a toolkit's (fairseq, opennmt-py, eole, marian-npz, bergamot, joeynmt). None: detected from
+    # the files.
     format: str | None = None
     # Languages to translate between, as in de,en; if there are two, the first is the source language. More
     # than two are for multilingual models (--format=hf). None: the languages in the model's files, or de,en.
