@@ -81,8 +81,8 @@ class ScorerOptions:
 
     # Defines a scorer as NAME=SCORER, as in --scorer="comet=python comet.py". SCORER is MODULE:FUNCTION
     # (Python), run:RUN (log-probabilities), run:RUN,run:RUN (dual cross-entropy), or the command line of a
-    # program that reads JSON lines and writes numbers. Without NAME=: spbleu:MODEL or a metric such as
-    # chrf++. Empty: none.
+    # program that reads JSON lines and writes numbers. No NAME= before spbleu:MODEL or metrics
+    # such as chrf++. Empty: none.
     scorer: Annotated[tuple[str, ...], WITH_COMMAS] = ()
     # Seconds to wait for an answer from a scorer's program.
     scorer_timeout: Annotated[float, above(0)] = 600.0
@@ -263,7 +263,7 @@ class EvaluateOptions(
     # score. None: the references of --split.
     reference: str | None = None
     # For a multilingual model: evaluate only translations into this language. None: all languages; with
-    # --source and --reference, the model's target language.
+    # --source and --reference, the model's only target language.
     target_language: str | None = None
     # For a multilingual model: evaluate only translations from this language. None: all languages.
     source_language: str | None = None
@@ -533,9 +533,9 @@ class ExportOptions(CheckpointOptions):
 
     # Run directory of a trained model, or its URL (gs://, s3://).
     run: Path
-    # Target format: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, embeddings, marian or
-    # hf-pre-norm (both for transformers), hf (for transformers too: the original class of an imported model,
-    # otherwise marian or hf-pre-norm), ctranslate2, marian-npz (for Marian) or bergamot (for browsers).
+    # Target format: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, embeddings, ctranslate2,
+    # marian-npz (for Marian) or bergamot (for browsers); for transformers, marian, hf-pre-norm or hf (an
+    # imported model's own class; for other models, the same as marian or hf-pre-norm).
     format: str
     # Folder for the exported files; it must be empty or not exist.
     output: Path

@@ -414,8 +414,8 @@ class ModelConfig:
     ] = "xavier_uniform"
     # Implementation of attention over whole sequences: plain (matrix products and softmax), cudnn (flash
     # attention, on GPUs in bfloat16) or pallas (rows of up to about 256 tokens, on GPUs and TPUs in bfloat16;
-    # plain elsewhere). auto: cudnn or pallas where they apply, else plain. Only plain, and pallas on GPUs,
-    # support attention dropout and relative positions. Plots of attention weights use plain.
+    # plain elsewhere). auto: cudnn or pallas where they apply, else plain. Attention dropout and relative
+    # positions need plain, or pallas on GPUs. Plots of attention weights use plain.
     attention: Annotated[Literal["auto", "plain", "cudnn", "pallas"], MayChange(_ROUNDING)] = "auto"
     # Data type of activations and of the operands of matrix products. The sums in these products, attention
     # scores, softmax, norms, loss, parameters and the gradients of parameters are always float32.
@@ -444,7 +444,7 @@ class LoraConfig:
     """Low-rank adaptation (Hu et al. 2022) of a trained model: trains low-rank changes to frozen matrices."""
 
     # Rank of the change that is trained for each adapted matrix, such as 8 or 32. All other parameters are
-    # frozen. Needs a trained model to start from, as with --init. 0: off.
+    # frozen. Adapts a trained model (--init, or an imported run). 0: off.
     rank: Annotated[int, between(0, 1 << 16)] = 0
     # Each change is multiplied by alpha / rank, so that any rank works with the same learning rate.
     alpha: Annotated[float, above(0, at_most=1_000_000)] = 16.0

@@ -82,7 +82,7 @@ class Scheduler:
                 self._slots[key].waiting.pop(name, None)
 
     def compile(self) -> None:
-        """Compile the programs for the submitted sentences, as if no more followed, and wait for them."""
+        """Compile the programs for the submitted sentences, as if these were all; return when done."""
         self._assign(all_of_them=True)
         for programs in [slots.programs for slots in self._slots.values()]:
             programs.wait()

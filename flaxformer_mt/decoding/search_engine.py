@@ -235,7 +235,7 @@ class EngineOptions:
 
 
 class SearchEngine:
-    """Searches for translations with one model or an ensemble; compiles each program once per size."""
+    """Searches with one model or an ensemble; compiles its programs once per state size."""
 
     def __init__(
         self,

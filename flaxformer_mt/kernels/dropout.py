@@ -79,7 +79,7 @@ def split_key(key: Array, size: int) -> tuple[Array, Array]:
 
 
 def hash_numbers(numbers: Array, words: Any) -> Array:
-    """Hash each number to a random 32-bit word, with one key word mixed in before the hash and one inside it.
+    """Hash each number to 32 random bits; `words[0]` is mixed in before the hash, `words[1]` halfway through.
 
     The multipliers and shifts are from lowbias32 (Wellons 2018); they were selected by a search for the least
     bias of any output bit to any input bit. The second key word prevents two keys from giving the same

@@ -105,7 +105,7 @@ class CachedDecoder(nn.Module):
         return take_rows(table, ids), None if bias is None else bias[ids]
 
     def add_shortlists(self, cache: Cache, tokens: Array) -> Cache:
-        """Add to a cache the output layer's columns for each row's `tokens` (0: padding; else id + 1)."""
+        """Add each row's shortlist to a cache: output columns for `tokens` (0: padding; else id + 1)."""
         return cache._replace(shared=cache.shared | {"output": list_output(*self.output_layer(), tokens)})
 
     def decode_step(

@@ -86,7 +86,7 @@ def _read_rules() -> list[dict[str, Any]]:
 
 
 def find_phrase(source: str, answer: str) -> tuple[str, bool]:
-    """Return the problem that a phrase in the answer indicates (or ""), and whether the phrase is a preamble.
+    """Return the problem of an answer, such as "refusal" (or ""), and whether it is a removable preamble.
 
     A preamble ends in a colon and can be removed.
     """

@@ -74,7 +74,7 @@ def align_words(
 
 
 def check_annotations(annotations: Annotations, models: Sequence[ModelConfig]) -> None:
-    """Raise UserError if a model lacks the chosen layer or head, or if markup is combined with "pieces"."""
+    """Raise UserError if a model lacks the chosen layer or head, or if markup has alignments of pieces."""
     if annotations.markup and annotations.alignments == "pieces":
         raise UserError("markup needs alignments of words, not of pieces; leave out pieces")
     for model in models:

@@ -225,7 +225,7 @@ class Engine:
         return len(self._lines)
 
     def take_warnings(self) -> list[str]:
-        """Return the warnings about requests since the last call; they identify a request by its seed."""
+        """Return the warnings since the last call; they name a request by its seed (its line number)."""
         longest = f"longer than data.max_source_length {self.config.data.max_source_length} tokens, so"
         messages = {
             "split": f"{{}}: {longest} translated in parts, which are joined again",

@@ -47,7 +47,7 @@ def test_translations_have_pieces_of_the_shortlist_alone(tiny_run, shortlist, tm
 
 def test_a_shortlist_that_does_not_fit_is_one_line(tiny_run, shortlist, tmp_path, capfd):
     (tmp_path / "other").write_text(shortlist.read_text(encoding="utf-8") + "\tnothing\n", encoding="utf-8")
-    for file, named in (("absent", "cannot be read: No such file"), ("other", "has the piece 'nothing'")):
+    for file, named in (("absent", "cannot be read: No such file"), ("other", "has the subword 'nothing'")):
         assert main(["translate", f"--run={tiny_run}", f"--shortlist={tmp_path / file}"]) == 2
         error = capfd.readouterr().err
         assert named in error and error.count("\n") == 1

@@ -37,7 +37,7 @@ def test_each_part_that_takes_long_is_shown(tiny_config, tmp_path):
     assert parts == [
         ("reading parallel_text", None, 0),
         ("checking parallel_text", 64, 64),
-        ("training the vocabulary (bpe, 40 pieces)", None, 0),
+        ("training the vocabulary (bpe, 40 subwords)", None, 0),
         ("tokenizing", 64, 64),
     ]
 

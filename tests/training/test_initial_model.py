@@ -153,7 +153,7 @@ def test_a_new_vocabulary_keeps_the_parameters_of_pieces_of_both(tiny_run, tiny_
     found = map_pieces(old.vocabs.source, new.vocabs.source)
     assert 4 < (found >= 0).sum() < new.vocabs.source.size
     (line,) = said.getvalue().splitlines()
-    assert line.startswith(f"{(found >= 0).sum()} of {new.vocabs.source.size} pieces start with the param")
+    assert line.startswith(f"{(found >= 0).sum()} of {new.vocabs.source.size} subwords start with the param")
     pieces = new.vocabs.source.pieces(range(new.vocabs.source.size))
     before, after = (flatten_tree(jax.device_get(one.params)) for one in (old, new))
     path = "shared_embedding/embedding"

@@ -71,7 +71,7 @@ def engines(run_dir, tmp_path_factory):
 
 
 def test_the_page_says_what_engines_refuse(engines):
-    (lacks,) = re.findall(r"CTranslate2 has no: ([^.]+)\.", PAGE.read_text(encoding="utf-8"))
+    (lacks,) = re.findall(r"CTranslate2 does not support: ([^.]+)\.", PAGE.read_text(encoding="utf-8"))
     lacks = lacks.replace("\n", " ").split(", ")
     assert set(lacks) < set(ASKED)
     for engine, refused_by_it in zip(engines(), ([], lacks), strict=True):

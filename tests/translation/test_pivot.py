@@ -125,7 +125,7 @@ def test_two_engines_translate_windows(shared_translator, second):
     kind = described.pop("device_kind")
     assert described.pop("then") | {"device_kind": kind} == then.engine().describe()
     for fields, refused in (
-        ({"annotations": Annotations(alignments="pieces")}, "alignments of pieces"),
+        ({"annotations": Annotations(alignments="pieces")}, "alignments of subwords"),
         ({"context": ()}, "the lines before cannot pass through a pivot language"),
         ({"glossary": Glossary.make({"a": "b"})}, "a glossary cannot pass through a pivot language"),
     ):

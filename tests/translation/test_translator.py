@@ -301,7 +301,7 @@ def test_mistakes_are_named(translator, translator_with, config, params, vocabs,
         "line 2 has .* tokens of prefix and required phrases": lambda: make_translator(
             positions, params, vocabs
         ).translate(["Hund", "Katze"], prefixes=["", "the old cat drinks milk today " * 4]),
-        r"another source vocabulary \(290 pieces\) than the first \(320": lambda: make_translator(
+        r"another source vocabulary \(290 subwords\) than the first \(320": lambda: make_translator(
             config, params, vocabs, ensemble=[others]
         ),
         "quantization=int8 is for models that fit on one device": lambda: place_models(

@@ -596,8 +596,8 @@ def test_files_that_are_no_shortlists_of_the_run_are_named(tmp_path):
         (b"\t\xff\n", "vmap.txt cannot be read: .*utf-8"),
         (b"der the\n", "line 1, has 0 tabs; it must have"),
         ("▁der\t▁the\n\n▁der\t▁the\ts\n".encode(), "line 3, has 2 tabs"),
-        ("▁der\t▁le\n".encode(), "line 1, has the piece '▁le', which the target vocabulary of 8 pieces"),
-        ("▁le\t▁the\n".encode(), "'▁le', which the source vocabulary of 6 pieces lacks; give a shortlist"),
+        ("▁der\t▁le\n".encode(), "line 1, has the subword '▁le', which the target vocabulary of 8 subwords"),
+        ("▁le\t▁the\n".encode(), "'▁le', which the source vocabulary of 6 subwords lacks; give a shortlist"),
     ]:
         path.write_bytes(content)
         with pytest.raises(UserError, match=words):
