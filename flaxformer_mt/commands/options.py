@@ -374,7 +374,7 @@ class TranslateOptions(
     # second, the lines read so far are translated, unless --output names a file. None: 2048, or 1 if the
     # input is a terminal.
     window: Annotated[int | None, at_least(1)] = None
-    # First compile and store the model's functions for small batches, so that later commands start faster.
+    # First compile the functions for all batch sizes and store them, so that later commands start faster.
     warm_up: bool = False
     # Resume an interrupted `translate` command from its FILE.partial; repeat its other flags.
     resume: bool = False

@@ -42,8 +42,7 @@ class NoiseConfig:
     # Share of pairs whose final punctuation marks are removed, provided that both sides end in the same kind
     # of mark.
     end_punctuation: Annotated[float, between(0, 1)] = 0.0
-    # Share of sources that may get typos: in these sources, each of nine kinds of typos is added with
-    # probability 0.1.
+    # Share of sources that may get typos: each of nine kinds is added at most once, with probability 0.1.
     typos: Annotated[float, between(0, 1)] = 0.0
     # Share of pairs that are replaced by words of random letters, the same in source and target. This text
     # teaches the model to copy.
@@ -172,8 +171,8 @@ class DataConfig:
     stages: tuple[StageConfig, ...] = ()
     # Noise in training text: case, typos, final marks and random words.
     noise: NoiseConfig = field(default_factory=NoiseConfig)
-    # Whether sources begin with a tag of the target language, such as >>fr<<. auto: only if there are several
-    # target languages or tag_style is not opus.
+    # Whether to write the tags of tag_style (opus: the target language before sources, such as >>fr<<). auto:
+    # only for several target languages or other styles.
     target_tags: Literal["auto", "always", "never"] = "auto"
     # Whether sources begin with a tag of the source language, such as <from:de>, after the tag of the target
     # language.
@@ -444,7 +443,7 @@ class LoraConfig:
     """Low-rank adaptation (Hu et al. 2022) of a trained model: trains low-rank changes to frozen matrices."""
 
     # Rank of the change that is trained for each adapted matrix, such as 8 or 32. All other parameters are
-    # frozen. Adapts a trained model (--init, or an imported run). 0: off.
+    # frozen. Needs a trained model (--init, or an imported run). 0: off.
     rank: Annotated[int, between(0, 1 << 16)] = 0
     # Each change is multiplied by alpha / rank, so that any rank works with the same learning rate.
     alpha: Annotated[float, above(0, at_most=1_000_000)] = 16.0
@@ -487,7 +486,7 @@ class OptimConfig:
     # instead of the parameters; 0.999 is usual. 0: off.
     ema_decay: Annotated[float, share()] = 0.0
     # Parameters that are not trained, as patterns of their paths. For example, encoder,*_embedding freezes
-    # the encoder and all embeddings. LoRA freezes all parameters, regardless of this field. Empty: all are
+    # the encoder and all embeddings. LoRA ignores this field; see optim.lora.also_train. Empty: all are
     # trained.
     freeze: tuple[str, ...] = ()
     # Low-rank adaptation (LoRA) of a trained model: trains low-rank changes to frozen matrices.

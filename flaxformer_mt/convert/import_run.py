@@ -241,7 +241,7 @@ class ImportResult(TypedDict, total=False):
     quantity: str
     # Number of compared target tokens.
     tokens: int
-    # Sentences on which the outputs were compared; if nothing was compared, the reason.
+    # Compared sentences; if none, the reason, and the four keys above are missing.
     checked_on: str
 
 

@@ -189,7 +189,7 @@ def evaluate_run(
 
     Raises:
       UserError: a named run, checkpoint, file or scorer does not exist, lines or splits do not correspond, or
-      an option has no effect.
+        an option has no effect.
     """
     names = {field.name for field in fields(EvaluationOptions)}
     options = replace(

@@ -119,8 +119,8 @@ class TranslationOptions:
     # `annotations.markup`.
     annotations: Annotations = NO_ANNOTATIONS
     markup: bool = False
-    # The source language, for a model with data.source_tags; and the target language, for a model of several.
-    # Language tags in lines are then plain text. None: each line begins with a tag that names the language.
+    # The source language, for a model with data.source_tags, and the target language, for a model of several
+    # targets. Tags in lines are then plain text. None: the only language, or the language of each line's tag.
     source_language: str | None = None
     target_language: str | None = None
     # A translator that translates the results from the target language into a third language.
