@@ -310,9 +310,9 @@ def run_job(task: str, seconds: float = 0.5, **arguments: Any) -> list[dict[str,
     answer = []
     for child, log in zip(children, logs, strict=True):
         log.seek(0)
-        printed, found = log.read(), 1
-        while found:
-            printed, found = _GLOO.subn("", printed)
+        printed, count = log.read(), 1
+        while count:
+            printed, count = _GLOO.subn("", printed)
         answer.append({"status": statuses[child], "stderr": printed})
     return answer
 
