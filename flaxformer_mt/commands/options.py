@@ -81,8 +81,8 @@ class ScorerOptions:
 
     # Defines a scorer as NAME=SCORER, as in --scorer="comet=python comet.py". SCORER is MODULE:FUNCTION
     # (Python), run:RUN (log-probabilities), run:RUN,run:RUN (dual cross-entropy), or the command line of a
-    # program that reads JSON lines and writes numbers. No NAME= before spbleu:MODEL or metrics
-    # such as chrf++. Empty: none.
+    # program that reads JSON lines and writes numbers. spbleu:MODEL and metrics such as chrf++ take no NAME=.
+    # Empty: none.
     scorer: Annotated[tuple[str, ...], WITH_COMMAS] = ()
     # Seconds to wait for an answer from a scorer's program.
     scorer_timeout: Annotated[float, above(0)] = 600.0
@@ -502,9 +502,9 @@ class BacktranslateOptions(BackendOptions, CorpusOptions):
 class DistilOptions(CorpusOptions, LanguageOptions):
     """Makes training pairs for a student: sources with translations by a teacher or any other system."""
 
-    # Run directory of the teacher, or its URL (gs://, s3://). None: give --candidates.
+    # Run directory of the teacher, or its URL (gs://, s3://). None: none; needs --candidates.
     run: Path | None = None  # type: ignore[assignment]
-    # UTF-8 text file for the teacher to translate, one sentence per line. None: give --candidates.
+    # UTF-8 text file for the teacher to translate, one sentence per line. None: none; needs --candidates.
     input: str | None = None  # type: ignore[assignment]
     # ---- distillation ----
 

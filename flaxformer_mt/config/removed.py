@@ -113,7 +113,7 @@ def find_removed(name: str, value: Any = None) -> Removed | None:
 
 
 def take_out(values: Mapping[str, Any], where: str = "") -> tuple[dict[str, Any], dict[str, Removed]]:
-    """Take removed fields out of a config; also return the entries of those with non-default values.
+    """Take removed fields out of a config; also return a `Removed` for each that is not at default.
 
     take_out({"train": {"steps": 9, "rdrop_weight": 5.0}}) returns {"train": {"steps": 9}} and the entry of
     "train.rdrop_weight=5.0".

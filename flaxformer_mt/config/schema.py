@@ -416,8 +416,8 @@ class ModelConfig:
     # plain elsewhere). auto: cudnn or pallas where they apply, else plain. Attention dropout and relative
     # positions need plain, or pallas on GPUs. Plots of attention weights use plain.
     attention: Annotated[Literal["auto", "plain", "cudnn", "pallas"], MayChange(_ROUNDING)] = "auto"
-    # Data type of activations and of the operands of matrix products. The sums in these products, attention
-    # scores, softmax, norms, loss, parameters and the gradients of parameters are always float32.
+    # Data type of activations and of the operands of matrix products. Attention scores, softmax, norms, loss,
+    # parameters, their gradients and the sums in matrix products are always float32.
     dtype: Dtype = "float32"
     # What the backward pass computes again, to save memory (rematerialization): nothing (none), whole layers
     # (full), or all but the results of matrix products (dots).

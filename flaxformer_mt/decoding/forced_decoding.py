@@ -85,7 +85,7 @@ class PairScore(NamedTuple):
 
 
 class TokenScorer:
-    """Scores pairs of token ids with a model or an ensemble, as the search does; compiles once per shape."""
+    """Scores tokenized pairs with a model or an ensemble, as the search does; compiles once per shape."""
 
     def __init__(
         self,

@@ -80,7 +80,7 @@ class Call(NamedTuple):
 
 
 class Slots:
-    """The sentences in the slots of one search state; pass each call from `start` to `finish`, in order."""
+    """The sentences in one state's slots; `finish` takes the calls that `start` returned, in order."""
 
     def __init__(
         self,

@@ -277,7 +277,7 @@ def with_shardings(shapes: Any, shardings: Any) -> Any:
 
 
 def place_host_array(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    """Transfer a host array to the devices of all processes, each of which must have the whole array."""
+    """Transfer a host array, which each process must have whole, to the devices of all processes."""
     if jax.process_count() == 1:
         return jax.device_put(leaf, sharding)
     host = np.asarray(gather_leaf(leaf))

@@ -40,7 +40,7 @@ class NewTag(NamedTuple):
 
 
 def read_new_tags(weights: Weights, request: NewVocabulary, languages: Sequence[str]) -> list[NewTag]:
-    """Check the request, and return its new tags; T5 models without tags get a tag for each language."""
+    """Check the request, and return its new tags; for T5 without tags, those of all `languages`."""
     style, vocab = weights.config.data.tag_style, weights.vocabs.target
     if request.pieces is not None and not request.languages:
         raise UserError(f"--new_pieces is {request.pieces} without --new_language; name the language too")

@@ -91,7 +91,7 @@ def languages_of(codes: Iterable[Any]) -> Languages:
 
 
 def position_constants(network: ModelConfig, names: Iterable[str], *, axis: int) -> list[Constant]:
-    """Return a `Constant` for each stored position table, which has an extra axis of length 1 at `axis`."""
+    """Return a `Constant` for the position table of each name; files store it with an added axis `axis`."""
     table = np.expand_dims(SINUSOIDAL_TABLES[network.positions](POSITIONS, network.model_dim), axis)
     return [Constant(name, table, optional=True, tolerance=TABLE_TOLERANCE) for name in names]
 

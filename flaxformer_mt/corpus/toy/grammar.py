@@ -141,7 +141,7 @@ def make_noun(noun: Noun, determiner: str = "the", plural: bool = False, adjecti
 
 
 def make_name(name: str) -> Phrase:
-    """Make a phrase from a person's name; "" makes an empty phrase, such as the gap in a question."""
+    """Make a phrase from a name; "" makes an empty one, for a missing subject or object."""
     return Phrase(dict.fromkeys(CASES, name), (name, name))
 
 
