@@ -36,7 +36,7 @@ _SECTION = re.compile(r"(?<=\n\n)[^\n\[]*\[[^\]]+\]\(\.\./README\.md#([\w-]+)\)\
 _LINK_OUT = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)(#[^)]*)?\)")
 # Blocks of Python that are no programs: a part of a file, or a signature.
 _PART = re.compile(r"^```\n(?=# \S+\.py\n|[\w.]+\()", re.M)
-# What is no running text, or a piece of it.
+# Code blocks, scripts and tags, or, as group 2, running text between them.
 _TEXT = re.compile(r"<(pre|style|script)\b.*?</\1>|<[^>]*>|([^<]+)", re.S)
 # Cells of more characters are kept wide on phones.
 _LONG_CELL = 40
@@ -63,8 +63,9 @@ def on_page_content(content: str, *, page: Page, files: Files, **_: Any) -> str:
     """Keep flags, such as --config.data.dataset, from breaking after a dash; mend the notebook's links."""
 
     def keep(match: re.Match[str]) -> str:
-        text = match[2] or ""
-        return re.sub(r"(?<![\w-])--[\w.-]{1,32}", r'<span class="flag">\g<0></span>', text) or match[0]
+        if match[2] is None:
+            return match[0]
+        return re.sub(r"(?<![\w-])--[\w.-]{1,32}", r'<span class="flag">\g<0></span>', match[2])
 
     def link(match: re.Match[str]) -> str:
         target = files.get_file_from_path(match[1])

@@ -18,10 +18,9 @@ _EPOCHS = ((20_000, 60), (100_000, 40), (1_000_000, 20), (10_000_000, 8), (1 << 
 _FINE_TUNING_EPOCHS = ((20_000, 30), (100_000, 15), (1_000_000, 6), (10_000_000, 2), (1 << 62, 1))
 # Up to this width, learning rate and warm-up.
 _RATES = ((128, 3e-3, 1000), (256, 2e-3, 1000), (512, 7e-4, 4000), (1 << 62, 5e-4, 4000))
-# Batches are so large that an epoch would have so many updates without padding; training has about so many
-# evaluations.
+# Updates per epoch, without padding, that decide the batch size; approximate number of evaluations.
 _UPDATES_AN_EPOCH, _EVALUATIONS = 50, 25
-# Fewer pairs have few shapes of batches: their training would wait for the programs of more.
+# Below this number of pairs, batches have few shapes, because compiling more would take most of the time.
 _FEW_SHAPES_BELOW = 20_000
 
 
